@@ -24,8 +24,8 @@ from pathlib import Path
 
 from gateway.domain import EngineRef, Question
 from gateway.engines.inquiry.answer_cache import AnswerCache
-from gateway.engines.inquiry.document import ModelFiles
 from gateway.engines.inquiry.inquirer import AskedHost, Inquirer
+from gateway.engines.inquiry.inquiry_document import ModelFiles
 from gateway.hosts.docker.host import DockerHost
 from gateway.hosts.process.host import ProcessHost
 

@@ -36,8 +36,8 @@ from typing import Any
 import httpx
 
 from gateway.domain import PreparedView
+from gateway.hosts.process.instance_records import Record, Records
 from gateway.hosts.process.prepared.pool import PreparedEngines
-from gateway.hosts.process.records import Record, Records
 
 MAX_S = 600.0
 EVERY_S = 0.05

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gateway.domain import Fact
 from gateway.engines.common.kernels.cards import Card
-from gateway.engines.common.speed.measured import Number, fit_reduce
+from gateway.engines.common.speed.gpu_measurements import Number, fit_reduce
 from gateway.profiles.profiles import Profiles
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.cli.client import answer_error, stream_lines
-from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import StandardStreams, StreamedText, print_message, say, typed_lines
+from gateway.cli.text_tables import print_paragraph
 from gateway.domain.units import plural
 from gateway.errors import FitserveError, near_name_hint
 

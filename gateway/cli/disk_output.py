@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say
+from gateway.cli.text_tables import print_paragraph, print_table
 from gateway.domain.units import format_bytes
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.cli.present import SHORT_DETAIL, Detail, show_plan
-from gateway.cli.tables import print_paragraph, print_table, show_changes
 from gateway.cli.terminal import say
+from gateway.cli.text_tables import print_paragraph, print_table, show_changes
 from gateway.domain.phases import detail_beside, phase_label
 from gateway.domain.units import duration_text, sentence
 from gateway.visible import visible_line

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.cli.tables import drop_column, print_paragraph, print_table
 from gateway.cli.terminal import line_width as _width
 from gateway.cli.terminal import say
+from gateway.cli.text_tables import drop_column, print_paragraph, print_table
 from gateway.visible import visible_line
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_rest import RestingModels
-from gateway.controller.fleet.remembered import load_models
+from gateway.controller.fleet.restored_models import load_models
 from gateway.controller.fleet.route_table import route_table
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.loop_health import LoopHealth

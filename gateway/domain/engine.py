@@ -327,8 +327,8 @@ class Engine(Value):
     counters: dict[str, str] = Field(
         {},
         description=(
-            "quantities of engines/common/speed/served.py -> series of this engine's /metrics;"
-            " empty: not known"
+            "quantities of engines/common/speed/client_traffic.py -> series of this engine's"
+            " /metrics; empty: not known"
         ),
     )
     series: dict[str, str] = Field(

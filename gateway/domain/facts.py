@@ -53,7 +53,7 @@ class Fact(Value):
                     the scope clients measured it, else `fitserve bench`
     speed_measured  `value` thousandths are the `figure` of the plan of this fingerprint
     machine_speed   `what` these `gpus` do, in bytes/s, FLOP/s or nanoseconds
-                    (engines/common/speed/measured.py)
+                    (engines/common/speed/gpu_measurements.py)
     """
 
     kind: FactKind

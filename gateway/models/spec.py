@@ -60,7 +60,7 @@ def read_model(
 ) -> ModelSpec:
     """The spec of a model. Raises BadModel that names the missing or wrong field or tensor.
 
-    structure: JSON text of the layers that an engine builds (families/structure.py).
+    structure: JSON text of the layers that an engine builds (families/model_structure.py).
     tensors: those of its headers; None: config.json alone is known.
     file_bytes: size of the weight files.
     """

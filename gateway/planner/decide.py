@@ -1,8 +1,9 @@
 """The planner: ranked plans and reasons from hardware, model, engines, wish and facts. Pure.
 
 Every variant (engines/common/variant.py) of every engine version passes the same gates
-(search.py). A variant that passes becomes a Plan with a reason for every field. A failure of an
-engine becomes a Fact, so the next call yields the next best plan: there is no other fallback code.
+(variant_search.py). A variant that passes becomes a Plan with a reason for every field. A failure
+of an engine becomes a Fact, so the next call yields the next best plan: there is no other fallback
+code.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from gateway.planner.comparison import gpu_comparison
 from gateway.planner.flags import check_args
 from gateway.planner.overrides import apply_overrides
 from gateway.planner.parallel import drop_engines
-from gateway.planner.search import Search, rejection
 from gateway.planner.sizes import MIN_USEFUL, needed_tokens, shortcomings, wanted_context
+from gateway.planner.variant_search import Search, rejection
 from gateway.planner.variants.shared_layouts import SharedLayouts
 from gateway.variables import engine_env
 

@@ -3,7 +3,7 @@
     engines/KIND/VERSION.yaml        -> Engine
     engine_diffs/KIND/VERSION.yaml   -> ProfileDiff: an engine version without rules, as the
                                         difference to a version with rules
-    everything else                  -> gateway/profiles/tables.py
+    everything else                  -> gateway/profiles/profile_tables.py
 
 A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the
 shipped ones.
@@ -29,8 +29,8 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.profiles.profile_tables import ProfileTables, shipped_profiles, validate
 from gateway.profiles.rule_sets import RuleSets
-from gateway.profiles.tables import ProfileTables, shipped_profiles, validate
 
 # A version as part of a file name, which cannot leave its folder.
 _WORD = re.compile(r"[\w.+-]{1,60}", re.ASCII)
@@ -50,7 +50,7 @@ class Profiles(ProfileTables):
     extra: a user's folder, searched first.
     cache: the file of the cache (Documents).
     learned_path: profiles that engine versions gave of themselves
-        (gateway/engines/inquiry/learned.py).
+        (gateway/engines/inquiry/learned_profile.py).
     roots: the folders of another process's Profiles, in place of these.
     """
 

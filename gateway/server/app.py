@@ -25,9 +25,9 @@ from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch, allowed_devices
 from gateway.measuring.calibration.calibrator import Calibrator
 from gateway.measuring.tuning.automatic_tuning import AutomaticTuning
+from gateway.measuring.tuning.engine_traffic import ServedTraffic
 from gateway.measuring.tuning.measurements import Measurements
 from gateway.measuring.tuning.plan_search import SearchTools
-from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.measuring.tuning.tuning import Tuning
 from gateway.measuring.tuning.tunings import Tunings
 from gateway.models.catalog.download import download
@@ -73,6 +73,7 @@ from gateway.server.admin import (
 )
 from gateway.server.error_answers import answer_errors
 from gateway.server.gateway_app import GatewayApp
+from gateway.server.gateway_parts import Front, Gateway
 from gateway.server.host_choice import choose_host
 from gateway.server.lifetime import Lifetime
 from gateway.server.metrics import gauges
@@ -80,7 +81,6 @@ from gateway.server.metrics.engine_series import EngineSeries
 from gateway.server.metrics.usage_keeper import UsageKeeper
 from gateway.server.page import files, live_stream
 from gateway.server.page.live_stream import LiveStream
-from gateway.server.parts import Front, Gateway
 from gateway.settings import Settings
 from gateway.store.recovery import installation_id, open_store
 from gateway.store.store import Store

@@ -28,7 +28,7 @@ from gateway.server.open_answers import OpenAnswer, OpenAnswers
 from gateway.tls import Certificate
 
 if TYPE_CHECKING:
-    from gateway.server.parts import Front
+    from gateway.server.gateway_parts import Front
 
 log = Logger("fitserve")
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from starlette.requests import Request
 
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 from gateway.version import __version__
 
 # A longer time since the last pass of the control loop means that the loop hangs.

@@ -9,11 +9,11 @@ from functools import partial
 from gateway.errors import FitserveError
 from gateway.logging import Logger
 from gateway.server import systemd
+from gateway.server.gateway_parts import Gateway
 from gateway.server.handover import Handover, HandoverOffer
 from gateway.server.idle_memory import trim_memory
 from gateway.server.lock_watch import LockWatch
 from gateway.server.models_file_watch import ModelsFileWatch
-from gateway.server.parts import Gateway
 
 log = Logger("fitserve")
 

@@ -21,9 +21,9 @@ from gateway.domain import Wish
 from gateway.domain.wish import NAME_PATTERN, ChatTemplate, Policy
 from gateway.errors import BadRequest, near_name
 from gateway.file_reading import read_file
-from gateway.wishes.document import Document, Keys, Mistake, read
 from gateway.wishes.model_request import ModelRequest
 from gateway.wishes.references import References, Unresolved, texts
+from gateway.wishes.yaml_document import Document, Keys, Mistake, read
 
 _EXTENSION_PREFIX = "x-"
 _MAX_PROBLEMS = 20

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.file_reading import read_file
 from gateway.secret import Secret
-from gateway.wishes.document import Keys
+from gateway.wishes.yaml_document import Keys
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 # A chat template is the longest that a model takes.

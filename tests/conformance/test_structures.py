@@ -13,7 +13,7 @@ from gateway.errors import BadModel
 from gateway.models.catalog.structure_files import structure_text
 from gateway.models.families import registry
 from gateway.models.families.config import Fields
-from gateway.models.families.structure import structure_blueprint
+from gateway.models.families.model_structure import structure_blueprint
 from tests.conformance import parameter_questions
 from tests.conformance.forecast_cases import config as forecast_config
 from tests.conformance.golden import pairs

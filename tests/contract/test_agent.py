@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.domain.units import GIB
-from gateway.engines.inquiry.document import document
+from gateway.engines.inquiry.inquiry_document import document
 from gateway.errors import AgentRefusal, HostError
 from gateway.hosts.agent.calls import MAX_BYTES_OF_CALL
 from gateway.hosts.docker.container import container_name

@@ -21,7 +21,7 @@ from docker.errors import APIError, NotFound
 
 from gateway.domain import EngineRef, LaunchSpec, Mount, StartConditions
 from gateway.engines.inquiry import script
-from gateway.engines.inquiry.document import document
+from gateway.engines.inquiry.inquiry_document import document
 from gateway.errors import Conflict, HostError
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost, is_available

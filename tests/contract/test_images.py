@@ -15,8 +15,8 @@ from docker.errors import APIError
 from gateway.domain import EngineRef
 from gateway.domain.image_name import AllowedImages, repository
 from gateway.engines.inquiry.answer_cache import AnswerCache
-from gateway.engines.inquiry.document import document
 from gateway.engines.inquiry.inquirer import Inquirer
+from gateway.engines.inquiry.inquiry_document import document
 from gateway.errors import HostError
 from gateway.hosts.agent.calls import IdentityCall, InquireCall, PrepareCall, ResolveCall, StartCall
 from gateway.hosts.docker.host import DockerHost

@@ -22,8 +22,8 @@ from docker.errors import APIError
 from gateway.domain import EngineRef, Question
 from gateway.engines.inquiry import script
 from gateway.engines.inquiry.answer_cache import AnswerCache
-from gateway.engines.inquiry.document import ModelFiles, document
 from gateway.engines.inquiry.inquirer import AskedHost, Inquirer
+from gateway.engines.inquiry.inquiry_document import ModelFiles, document
 from gateway.errors import HostError
 from gateway.hosts.docker.host import DockerHost
 from gateway.hosts.docker.inquiry import remove_lost_inquiries
@@ -245,7 +245,7 @@ from pathlib import Path
 from gateway.domain import EngineRef
 from gateway.hosts.docker.host import DockerHost
 from gateway.hosts.process.host import ProcessHost
-from gateway.engines.inquiry.document import document
+from gateway.engines.inquiry.inquiry_document import document
 async def main(kind, where, image):
     host = DockerHost("none", where) if kind == "docker" else ProcessHost(Path(where))
     engine = EngineRef(kind="vllm", version="1", image=image or None)

@@ -24,7 +24,7 @@ from gateway.domain import EngineRef, LaunchSpec
 from gateway.errors import HostError
 from gateway.hosts.process import procfs
 from gateway.hosts.process.host import ProcessHost
-from gateway.hosts.process.records import Record, Records
+from gateway.hosts.process.instance_records import Record, Records
 from tests.support.patience import HANG_S
 
 from .harness import answering, find, until, wait_for_exit

@@ -30,7 +30,7 @@ import httpx
 
 from gateway.domain import Hardware
 from gateway.planner.sizes import UNCERTAINTY_PARTS
-from gateway.profiles.tables import shipped_profiles
+from gateway.profiles.profile_tables import shipped_profiles
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import LLAMA_8B

@@ -17,8 +17,8 @@ import pytest
 from gateway.domain import EngineRef, Question, StartSettings
 from gateway.domain.units import GIB
 from gateway.engines.inquiry.answer_cache import AnswerCache
-from gateway.engines.inquiry.document import StatedGpus
 from gateway.engines.inquiry.inquirer import Inquirer
+from gateway.engines.inquiry.inquiry_document import StatedGpus
 from gateway.planner.service.engine_check import model_files
 from gateway.profiles.profiles import Profiles
 from tests.conformance.engine.option_defaults import defaults

@@ -18,9 +18,9 @@ import pytest
 
 from gateway.domain import Engine, EngineAnswer, EngineRef, Question
 from gateway.engines.inquiry.answer_cache import AnswerCache
-from gateway.engines.inquiry.document import StatedGpus
 from gateway.engines.inquiry.inquirer import Inquirer
-from gateway.engines.inquiry.learned import keep, profile_of
+from gateway.engines.inquiry.inquiry_document import StatedGpus
+from gateway.engines.inquiry.learned_profile import keep, profile_of
 from gateway.hosts.process.asked_environment import ask
 from gateway.planner.service import offline
 from gateway.planner.service.engine_check import model_files

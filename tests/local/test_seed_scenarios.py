@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.e2e.conftest import Gateway, wait_for

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.domain import Value
 from gateway.models.scheme import Scheme
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.rule_sets import RuleSets
-from gateway.profiles.tables import shipped_profiles
 from gateway.profiles.yaml_cache import Documents
 
 V = TypeVar("V", bound=Value)

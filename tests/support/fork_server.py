@@ -29,8 +29,8 @@ from typing import Any, TextIO
 from gateway.cli.registry import SECTIONS
 from gateway.engines.inquiry.script import pack
 from gateway.planner.service import plan_process
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.support import forked, kept_work
 
 # Nothing that reads its environment when it is imported, as the library of the Hub does.

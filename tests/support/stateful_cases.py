@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.domain import ModelSpec
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.paths import MODELS
 from tests.support.published import config, model_from_config

@@ -64,7 +64,7 @@ REVEALS = {
 # Encoders that write the text, for the gateway's own processes and files.
 ENCODERS = {
     "gateway/hosts/agent/agent_server.py": 1,  # to the gateway, over a socket of mode 0600
-    "gateway/hosts/process/records.py": 1,  # a file of mode 0600
+    "gateway/hosts/process/instance_records.py": 1,  # a file of mode 0600
     "gateway/measuring/tuning/engine_load.py": 1,  # the pipe of a child
     "gateway/models/catalog/download.py": 1,  # the pipe of a child
     "gateway/planner/service/messages.py": 1,  # the pipe of a child

@@ -23,7 +23,7 @@ from gateway.cli.options import (
     timeout_seconds,
 )
 from gateway.cli.present import CHECK_OMISSION, Detail, show_decision
-from gateway.cli.tables import print_paragraph
+from gateway.cli.text_tables import print_paragraph
 from gateway.domain.record import FrozenRecord
 
 # An endpoint runs already, or it does not: no model has to load.

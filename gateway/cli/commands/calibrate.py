@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.cli.client import call
 from gateway.cli.engine_inquiry import inquiry_host
-from gateway.engines.common.speed.measured import SECONDS
+from gateway.engines.common.speed.gpu_measurements import SECONDS
 from gateway.errors import NotReady, SettingsError
 from gateway.machine.gpu_watch import allowed_devices
 from gateway.machine.probe import probe

@@ -21,8 +21,8 @@ from gateway.cli.options import (
     serving_fields,
     usage_error,
 )
-from gateway.cli.tables import print_paragraph, show_changes, wish_and_plan
 from gateway.cli.terminal import print_message, say
+from gateway.cli.text_tables import print_paragraph, show_changes, wish_and_plan
 from gateway.domain.record import FrozenRecord
 
 # Options whose field of a wish has another name.

@@ -114,7 +114,7 @@ def leave() -> None:
 @app.command("status")
 def status(as_json: Json = False) -> None:
     """Show the machines of the cluster."""
-    from gateway.cli.tables import print_table
+    from gateway.cli.text_tables import print_table
     from gateway.hosts.cluster.commands import ask_machines
     from gateway.hosts.cluster.machine_views import machine_views
 

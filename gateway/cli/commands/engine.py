@@ -11,8 +11,8 @@ import typer
 from gateway.cli.client import call, model_path
 from gateway.cli.model_output import expected_start_text
 from gateway.cli.options import Json, absolute_source, usage_error
-from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import print_message, say
+from gateway.cli.text_tables import print_paragraph, print_table
 from gateway.domain.units import plural
 from gateway.errors import Conflict, NotFound, NotReady
 from gateway.visible import visible_line
@@ -134,7 +134,7 @@ def engine_learn(
     from gateway.cli.engine_inquiry import inquirer
     from gateway.domain import EngineRef
     from gateway.domain.profile_diff import derive_profile
-    from gateway.engines.inquiry.learned import learn
+    from gateway.engines.inquiry.learned_profile import learn
     from gateway.profiles.profiles import Profiles
     from gateway.settings import load_settings
 

@@ -11,8 +11,8 @@ import typer
 
 from gateway.cli.client import call, stream
 from gateway.cli.options import Json
-from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_message, say
+from gateway.cli.text_tables import print_paragraph
 from gateway.errors import NotReady
 
 _RECENT_EVENTS = 50

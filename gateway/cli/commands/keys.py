@@ -12,8 +12,8 @@ import typer
 
 from gateway.cli.client import call, path_segment
 from gateway.cli.options import Json, usage_error
-from gateway.cli.tables import print_table
 from gateway.cli.terminal import print_message, say
+from gateway.cli.text_tables import print_table
 from gateway.keys import PRIORITIES, SCOPES
 
 _FIRST_KEY_WARNING = (

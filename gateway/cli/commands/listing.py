@@ -12,8 +12,8 @@ from gateway.cli.client import call
 from gateway.cli.disk_output import show_disk
 from gateway.cli.model_output import detail_text, keep_alive_text
 from gateway.cli.options import Json
-from gateway.cli.tables import drop_column, print_table
 from gateway.cli.terminal import say
+from gateway.cli.text_tables import drop_column, print_table
 from gateway.domain.units import duration_text, format_bytes
 
 Requests = Annotated[

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from gateway.cli.options import Json
-from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say
+from gateway.cli.text_tables import print_paragraph, print_table
 
 
 def probe(as_json: Json = False) -> None:

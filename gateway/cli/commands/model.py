@@ -12,8 +12,8 @@ from gateway.cli.disk_output import removal_text
 from gateway.cli.model_output import show_model, start_text, status_text
 from gateway.cli.options import AllRows, Json, ModelName, drop_none
 from gateway.cli.present import FULL_DETAIL, SHORT_DETAIL
-from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_bytes, print_message, say
+from gateway.cli.text_tables import print_paragraph
 from gateway.visible import visible_line
 
 # Seconds between two lines about one phase of a start.

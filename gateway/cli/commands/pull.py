@@ -9,8 +9,8 @@ import typer
 
 from gateway.cli.client import answer_error, call, stream_lines
 from gateway.cli.options import Json, Revision, absolute_source
-from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import progress_bar, say
+from gateway.cli.text_tables import print_paragraph
 from gateway.domain.units import format_bytes
 from gateway.errors import BadRequest, NotReady
 

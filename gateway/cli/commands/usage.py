@@ -10,8 +10,8 @@ import typer
 
 from gateway.cli.client import call, stream
 from gateway.cli.options import Json
-from gateway.cli.tables import print_table
 from gateway.cli.terminal import say
+from gateway.cli.text_tables import print_table
 
 _SUMS = (
     "requests",

@@ -17,7 +17,7 @@ from gateway.cli.port import port_problem
 from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Engine, Hardware
 from gateway.domain.units import GIB
-from gateway.engines.common.speed.measured import Measured
+from gateway.engines.common.speed.gpu_measurements import Measured
 from gateway.errors import FitserveError, HostError, SettingsError
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver

@@ -9,7 +9,7 @@ from gateway.controller.decisions.eviction import CopyId
 from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.planning_context import PlanningContext
-from gateway.controller.fleet.promises import (
+from gateway.controller.fleet.replica_promises import (
     attempts_of,
     combined_bytes,
     last_caps,
@@ -23,7 +23,7 @@ from gateway.domain.value import MAX_BYTES
 from gateway.errors import Conflict, no_model_error
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import gift_bytes
-from gateway.planner.sharing.promises import sum_promises
+from gateway.planner.sharing.promised_bytes import sum_promises
 from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
 from gateway.planner.starts import EnginePhase, PlacedEngine, shape
 

@@ -39,8 +39,8 @@ from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host, HubCommit
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
+from gateway.models.catalog.folder_reach import check_links, reach, shared_blobs
 from gateway.models.catalog.hub_cache import HubCache
-from gateway.models.catalog.model_folder import check_links, reach, shared_blobs
 from gateway.models.catalog.read_ahead import files_of_weights, read_ahead
 from gateway.planner.flags import CACHE_BYTES, LaunchInputs, launch_spec
 from gateway.settings import Settings

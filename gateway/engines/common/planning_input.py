@@ -31,8 +31,8 @@ from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.resources import free_ram_beside
 from gateway.engines.common.span import Span
 from gateway.engines.common.speed.correction import Corrections
+from gateway.engines.common.speed.gpu_measurements import Measured
 from gateway.engines.common.speed.machine import SpeedKnowledge
-from gateway.engines.common.speed.measured import Measured
 from gateway.models.drafter import Drafter
 from gateway.models.parameters import parameter_count
 from gateway.variables import env_line

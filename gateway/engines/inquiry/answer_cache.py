@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.domain import EngineAnswer, Question
-from gateway.engines.inquiry.document import ModelFiles, StatedGpus
 from gateway.engines.inquiry.gap_book import GapBook
+from gateway.engines.inquiry.inquiry_document import ModelFiles, StatedGpus
 from gateway.engines.inquiry.script import pack
 from gateway.store import atomic_file
 

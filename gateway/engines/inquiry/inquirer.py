@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gateway.domain import EngineAnswer, EngineRef, Question, RuleGap, StartSettings
 from gateway.engines.inquiry.answer_cache import AnswerCache
-from gateway.engines.inquiry.document import (
+from gateway.engines.inquiry.inquiry_document import (
     IDENTITY_QUESTION,
     BadAnswer,
     ModelFiles,

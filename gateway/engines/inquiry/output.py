@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from gateway.engines.inquiry.document import MAX_BYTES, MAX_LINE
+from gateway.engines.inquiry.inquiry_document import MAX_BYTES, MAX_LINE
 from gateway.engines.inquiry.script import MAX_MEMORY
 from gateway.errors import HostError
 

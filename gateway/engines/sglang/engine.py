@@ -31,7 +31,7 @@ from gateway.engines.common.candidate import (
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
-from gateway.engines.common.memory.loaded import position_values, segment_bytes
+from gateway.engines.common.memory.loaded_memory import position_values, segment_bytes
 from gateway.engines.common.planning_input import host_reserve_bytes
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.rules.variable_effects import unruled_names

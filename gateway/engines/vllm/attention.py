@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
 from gateway.engines.common.rules.check import Undecided
-from gateway.engines.common.rules.reasons import choice_reason
+from gateway.engines.common.rules.choice_reasons import choice_reason
 from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject, numbers
 from gateway.engines.vllm.attention_rules import (
     AttentionRules,

@@ -18,7 +18,7 @@ from gateway.domain import Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower, rank_shape
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
-from gateway.engines.common.memory.loaded import position_values
+from gateway.engines.common.memory.loaded_memory import position_values
 from gateway.engines.vllm.encoder_profile import EncoderRun
 from gateway.models.families.layer_kinds import layers_without_mixing
 from gateway.models.workload import Workload

@@ -135,8 +135,8 @@ class IdentityCall(OwnedCall):
 class InquireCall(OwnedCall):
     """The call that asks an engine about models.
 
-    `asked` is the document of `gateway.engines.inquiry.document`, packed by zlib, in base64. The
-    code in the container is the agent's own.
+    `asked` is the document of `gateway.engines.inquiry.inquiry_document`, packed by zlib, in
+    base64. The code in the container is the agent's own.
     """
 
     call: Literal["inquire"] = "inquire"

@@ -27,8 +27,8 @@ from gateway.models.catalog.commit_files import (
     protect,
     size_of,
 )
+from gateway.models.catalog.folder_reach import check_reach
 from gateway.models.catalog.hub_cache import HubCache, Listing, stays_inside
-from gateway.models.catalog.model_folder import check_reach
 
 _PARTIAL_SUFFIX = ".fitserve-copy"
 _SHA256_DIGITS = 64

@@ -52,10 +52,10 @@ from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.caches import Caches, is_empty
 from gateway.hosts.process.engine_keys import EngineKeys
+from gateway.hosts.process.instance_records import Record, Records
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.hosts.process.prepared.process_start import ProcessStart
-from gateway.hosts.process.records import Record, Records
 from gateway.machine.environment import (
     COMPLETE,
     engine_dir,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.domain import Gpu, Hardware, Link
 from gateway.domain.units import GIB, gib
-from gateway.engines.common.speed.measured import cards, reach
+from gateway.engines.common.speed.gpu_measurements import cards, reach
 
 NEEDED_BYTES = 2 * GIB
 """GPU memory for a measurement, with the part of CUDA."""

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from gateway.diagnosis.facts.peers import P2P
 from gateway.domain import Fact, Value
 from gateway.domain.units import MIB
-from gateway.engines.common.speed.measured import SECONDS, cards, reach, uuids
+from gateway.engines.common.speed.gpu_measurements import SECONDS, cards, reach, uuids
 from gateway.errors import HostError
 from gateway.measuring.calibration.gpu_set import GpuSet
 

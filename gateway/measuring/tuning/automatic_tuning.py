@@ -17,7 +17,7 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
-from gateway.measuring.tuning.traffic import ServedTraffic
+from gateway.measuring.tuning.engine_traffic import ServedTraffic
 from gateway.measuring.tuning.tuning_report import SearchOptions
 from gateway.supervision import SupervisedTask
 

@@ -17,7 +17,7 @@ from gateway.engines.common.speed.correction import correct_by_measurement, lear
 from gateway.engines.common.speed.expectation import scale_speed
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
-from gateway.measuring.tuning.traffic import ServedTraffic
+from gateway.measuring.tuning.engine_traffic import ServedTraffic
 from gateway.planner.explain import rival_words
 from gateway.store.store import Store
 from gateway.supervision import SupervisedTask

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gateway.domain import Choice, Engine, Plan, Rival, Scalar, Wish
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.speed.rival import is_no_worse
-from gateway.measuring.tuning.figures import worth_of
+from gateway.measuring.tuning.plan_figures import worth_of
 from gateway.planner.explain import rival_words
 from gateway.planner.flags import canonical
 

@@ -27,7 +27,7 @@ from gateway.engines.common.speed.rival import MEASURED_GAIN
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
 from gateway.measuring.tuning.engine_load import measure
-from gateway.measuring.tuning.figures import measured_speed, rebase, worth_of
+from gateway.measuring.tuning.engine_traffic import ServedTraffic
 from gateway.measuring.tuning.plan_changes import (
     BasePlan,
     PlanChange,
@@ -41,7 +41,7 @@ from gateway.measuring.tuning.plan_changes import (
     pin_layout,
     speculation,
 )
-from gateway.measuring.tuning.traffic import ServedTraffic
+from gateway.measuring.tuning.plan_figures import measured_speed, rebase, worth_of
 from gateway.measuring.tuning.tuning_report import SearchOptions, TriedPlan, TuningReport
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gateway.errors import BadModel
+from gateway.models.catalog.folder_reach import check_reach
 from gateway.models.catalog.hub import MAX_FILES, Hub
 from gateway.models.catalog.hub_cache import Listing
-from gateway.models.catalog.model_folder import check_reach
 from gateway.models.catalog.safetensors import read_header
 from gateway.models.tensor import Tensor
 

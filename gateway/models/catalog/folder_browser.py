@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.errors import BadRequest, Busy, NotFound, NotReady
 from gateway.file_reading import PATIENCE_S, FileReader
-from gateway.models.catalog.model_folder import is_readable
+from gateway.models.catalog.folder_reach import is_readable
 
 # Entries of a folder that are read, and folders that are listed.
 _MAX_ENTRIES, _MAX_ROWS = 5000, 500

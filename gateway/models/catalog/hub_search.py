@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from gateway.errors import BadRequest
+from gateway.models.catalog.folder_reach import is_readable
 from gateway.models.catalog.hub import REPOSITORY, Hub
-from gateway.models.catalog.model_folder import is_readable
 
 Use = Literal["chat", "code", "vision", "embed"]
 USES: tuple[Use, ...] = get_args(Use)

@@ -41,7 +41,7 @@ from gateway.models.families import (
 )
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
-from gateway.models.families.structure import ATTENTION, structure_blueprint
+from gateway.models.families.model_structure import ATTENTION, structure_blueprint
 from gateway.models.families.text_config import text_of
 
 Family = Callable[[Fields, str, str], Blueprint]

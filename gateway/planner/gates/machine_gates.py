@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.domain import Engine, Gpu, Hardware
 from gateway.domain.release import release
-from gateway.engines.common.kernels.compiled import binary_support, capabilities
+from gateway.engines.common.kernels.compiled_kernels import binary_support, capabilities
 from gateway.engines.common.refusal import Refused
 
 

@@ -8,7 +8,7 @@ from gateway.diagnosis.facts.peers import P2P, P2P_SWITCH
 from gateway.domain import Fact, Memory
 from gateway.domain.units import GIB, gib, sentence
 from gateway.engines.common.candidate import Candidate
-from gateway.engines.common.kernels.compiled import binary_support
+from gateway.engines.common.kernels.compiled_kernels import binary_support
 from gateway.engines.common.kernels.linear import DISABLED_REASON
 from gateway.engines.common.planning_input import host_reserve_bytes
 from gateway.planner.flags import CACHE_BYTES

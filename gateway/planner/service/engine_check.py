@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.domain import EngineAnswer, Hardware, InquiryResult, OpenQuestions, Question, RuleGap
 from gateway.domain.image_name import exact
-from gateway.engines.inquiry.document import ModelFiles, StatedGpus
+from gateway.engines.inquiry.inquiry_document import ModelFiles, StatedGpus
 from gateway.errors import HostError
 from gateway.models.tensor import Tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.domain import EngineRef, Wish
 from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry.inquirer import Inquirer
-from gateway.engines.inquiry.learned import learn
+from gateway.engines.inquiry.learned_profile import learn
 from gateway.errors import BadRequest, HostError
 from gateway.profiles.profiles import Profiles
 

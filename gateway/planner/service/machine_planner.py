@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gateway.domain import Cluster, Hardware, InquiryResult, Wish
 from gateway.domain.image_name import AllowedImages, exact
 from gateway.domain.plan_request import PlanRequest, PlanResult
-from gateway.engines.inquiry.document import ModelFiles
+from gateway.engines.inquiry.inquiry_document import ModelFiles
 from gateway.errors import BadModel, HostError
 from gateway.planner.service.engine_check import EngineCheck, check_limit_s
 from gateway.planner.service.images import add_image_engine, learn_engine

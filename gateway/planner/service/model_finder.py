@@ -24,7 +24,7 @@ from gateway.models.catalog.hub_search import (
     search_hub,
 )
 from gateway.models.media import media_of
-from gateway.planner.refusal import cause
+from gateway.planner.refusal_words import cause
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, shortcomings, wanted_context
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from gateway.models.drafter import Drafter
 from gateway.planner.comparison import gpu_choice
 from gateway.planner.decide import decide
 from gateway.planner.parallel import drop_engines, free_bytes_by_gpu
-from gateway.planner.refusal import held_by, refusal_lines
+from gateway.planner.refusal_words import held_by, refusal_lines
 from gateway.planner.service.alternatives import Unplanned, add_alternatives
 from gateway.planner.service.startable import Startable
 from gateway.planner.sizes import needed_tokens, wanted_context
@@ -178,14 +178,14 @@ class ModelPlanner:
         if not running_traffic.traffic:
             return ()
         # Only a gateway has running plans: a command does not pay for these imports.
-        from gateway.engines.common.speed import served
+        from gateway.engines.common.speed import client_traffic
         from gateway.engines.registry import engine_kind
 
         profiles, engine = self.profiles, self.profiles.engine_in_image(running_traffic.plan.engine)
         gpu_facts = [fact for fact in facts if fact.kind == "machine_speed"]
-        tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
+        tables = client_traffic.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
         kind = engine_kind(engine.kind)
-        clock = served.clock_of(
+        clock = client_traffic.clock_of(
             plan=running_traffic.plan,
             spec=spec,
             engine=engine,
@@ -195,7 +195,7 @@ class ModelPlanner:
         )
         if clock is None:
             return ()
-        return served.learn_from_traffic(
+        return client_traffic.learn_from_traffic(
             running_traffic.plan, running_traffic.traffic, clock, facts, time.time()
         )
 

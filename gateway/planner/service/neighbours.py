@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gateway.domain import Cap, Decision, Hardware, Offer, Wish
 from gateway.domain.plan_request import PlanRequest
 from gateway.domain.sharing import Sharing
-from gateway.planner.sharing.promises import sum_promises
+from gateway.planner.sharing.promised_bytes import sum_promises
 from gateway.planner.sharing.surplus import cap_after_giving, surplus_offers
 
 # Contexts that advice names, the largest first.

@@ -33,7 +33,7 @@ from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError
 from gateway.model_folder import model_folder
 from gateway.models.catalog.hub import Hub
-from gateway.planner.asked import open_questions
+from gateway.planner.engine_answers import open_questions
 from gateway.planner.service.engine_check import REQUESTED_LIMIT_S, EngineCheck, model_files
 from gateway.planner.service.model_planner import ModelPlanner, ModelPlanning, WishedModel
 from gateway.planner.service.startable import Startable

@@ -23,8 +23,8 @@ from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel
 from gateway.models.catalog.hub import Hub
-from gateway.planner.asked import open_questions
-from gateway.planner.refusal import why_no_plan
+from gateway.planner.engine_answers import open_questions
+from gateway.planner.refusal_words import why_no_plan
 from gateway.planner.service.child_pipes import read_request_frame, take_pipes
 from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.messages import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.domain import Decision, Offer
-from gateway.planner.sharing.promises import sum_promises
+from gateway.planner.sharing.promised_bytes import sum_promises
 from gateway.planner.sharing.surplus import partial_offer
 from gateway.planner.sizes import shortcomings
 

@@ -16,7 +16,7 @@ from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.engines.common.variant import Variant
 from gateway.errors import BadModel
-from gateway.planner.asked import evidence_of, gaps
+from gateway.planner.engine_answers import evidence_of, gaps
 from gateway.planner.gates.gpu_gates import (
     gate_balance,
     gate_devices,

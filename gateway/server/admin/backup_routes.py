@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import StoreError
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 from gateway.store.backup import write_backup
 from gateway.version import __version__
 

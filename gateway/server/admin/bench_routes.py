@@ -11,7 +11,7 @@ from gateway.domain import Bench, BenchKept, BenchReport, Rival, Value
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.planner.explain import rival_words
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
 

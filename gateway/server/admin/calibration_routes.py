@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from gateway.errors import Conflict, HostError, StoreError
 from gateway.measuring.calibration.calibrator import Calibrated
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 

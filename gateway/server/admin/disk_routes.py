@@ -12,7 +12,7 @@ from pydantic import Field
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import ModelRef, Value
 from gateway.models.catalog.disk import DiskJob, read_disk, revision_bytes, revision_of
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 

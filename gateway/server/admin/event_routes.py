@@ -12,7 +12,7 @@ from pydantic import Field
 from gateway.controller.events.event_log import EventLog
 from gateway.domain import Value
 from gateway.domain.facts import Event
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/events", tags=["admin"])
 

@@ -12,7 +12,7 @@ from gateway.diagnosis.facts.scope import stale_reason
 from gateway.domain import Fact, Value
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/facts", tags=["facts"])
 _MAX_FACTS = 10_000

@@ -10,7 +10,7 @@ from pydantic import Field
 from gateway.domain import Value
 from gateway.errors import BadRequest, Busy, NotFound, NotReady
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 

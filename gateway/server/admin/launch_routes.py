@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from gateway.engines.registry import engine_kind
 from gateway.errors import Conflict, NotFound
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 from gateway.wishes.export.engine_start import EngineStart, engine_start
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])

@@ -38,7 +38,7 @@ from gateway.server.admin import bench_routes, launch_routes, tune_routes
 from gateway.server.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.server.admin.kept_views import KeptViews
 from gateway.server.admin.model_views import ChangeAnswer, ModelList, ModelView, view
-from gateway.server.parts import Gateway, gateway_of
+from gateway.server.gateway_parts import Gateway, gateway_of
 from gateway.store.engine_logs import log_path, read_log
 from gateway.wishes.model_request import ModelRequest
 

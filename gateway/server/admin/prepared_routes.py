@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from gateway.domain import PreparedView, Value
 from gateway.errors import HostError
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/prepared", tags=["admin"])
 

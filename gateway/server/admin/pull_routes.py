@@ -16,7 +16,7 @@ from gateway.domain.wish import Revision
 from gateway.errors import BadModel, BadRequest, FitserveError, StoreError
 from gateway.models.catalog.download import DownloadProgress, pull_repository
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 

@@ -9,7 +9,7 @@ from gateway.domain import Value
 from gateway.errors import NotFound
 from gateway.proxy.api.error_bodies import errors
 from gateway.proxy.routing.in_flight import RequestsInFlight
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/requests", tags=["admin"])
 

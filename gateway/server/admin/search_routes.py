@@ -14,7 +14,7 @@ from gateway.models.catalog.hub_search import Use
 from gateway.planner.service.messages import SearchRequest
 from gateway.proxy.api.error_bodies import errors
 from gateway.proxy.disconnect import wait_for_disconnect
-from gateway.server.parts import Gateway, gateway_of
+from gateway.server.gateway_parts import Gateway, gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 

@@ -9,7 +9,7 @@ from gateway.domain import Value
 from gateway.errors import BadModel, Conflict, HostError, NotFound, StoreError
 from gateway.measuring.tuning.tuning_report import SearchOptions, TuningReport
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from gateway.domain import Value
 from gateway.errors import BadRequest
 from gateway.keys import UsageRow
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 from gateway.store.usage_table import PARTS, Part
 
 router = APIRouter(prefix="/admin/usage", tags=["admin"])

@@ -15,7 +15,7 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import Engine, EngineRef
-from gateway.engines.common.speed.served import highest, sum_series
+from gateway.engines.common.speed.client_traffic import highest, sum_series
 from gateway.errors import FitserveError
 from gateway.proxy.metrics.counters import Sample
 from gateway.supervision import SupervisedTask

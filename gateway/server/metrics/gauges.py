@@ -24,7 +24,7 @@ from gateway.domain import Attempt
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.metrics.counters import Metrics, Sample, render
-from gateway.server.parts import Gateway, gateway_of
+from gateway.server.gateway_parts import Gateway, gateway_of
 from gateway.version import __version__
 
 if TYPE_CHECKING:

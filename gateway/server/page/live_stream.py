@@ -31,9 +31,9 @@ from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.in_flight import InFlight
 from gateway.proxy.routing.routes import Routes
+from gateway.server.gateway_parts import gateway_of
 from gateway.server.page.live_state import live_machine, live_models
-from gateway.server.page.traffic import Point, TrafficHistory
-from gateway.server.parts import gateway_of
+from gateway.server.page.traffic_history import Point, TrafficHistory
 
 if TYPE_CHECKING:
     from gateway.controller.loop import Loop

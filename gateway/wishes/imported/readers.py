@@ -12,7 +12,6 @@ from gateway.domain.endpoint_url import endpoint_url
 from gateway.domain.value import first_problem
 from gateway.domain.wish import NAME_PATTERN
 from gateway.errors import BadRequest, NotFound
-from gateway.wishes.document import Document, read
 from gateway.wishes.imported.container import HostPaths, image_version, volume_mounts
 from gateway.wishes.imported.engine_command import (
     ClosingReason,
@@ -26,6 +25,7 @@ from gateway.wishes.imported.engine_command import (
     whole_number,
 )
 from gateway.wishes.model_request import ModelRequest
+from gateway.wishes.yaml_document import Document, read
 
 _GGUF = re.compile(r"[-_.](?:i?q\d\w*|f16|bf16|gguf)\b.*$", re.IGNORECASE)
 # Names of macros: config.example.yaml of llama-swap.

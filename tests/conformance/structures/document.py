@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.models.families.structure import ATTENTION
+from gateway.models.families.model_structure import ATTENTION
 from tests.conformance.structures.facts import Facts, fields_of, rule_fields
 from tests.conformance.structures.learn import LearnedRow
 

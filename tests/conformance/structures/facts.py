@@ -33,7 +33,7 @@ _DERIVED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 class Facts(NamedTuple):
     """shards: by pattern, at a tensor parallel size of 2. whole: by pattern, the merged parts that
     every rank then has whole. plain: patterns of layers that FP8 leaves alone. absent, aliases: as
-    in gateway/models/families/structure.py. packed: names that a checkpoint has for a fused
+    in gateway/models/families/model_structure.py. packed: names that a checkpoint has for a fused
     layer."""
 
     shards: dict[str, str]

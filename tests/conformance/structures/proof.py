@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
-from gateway.models.families.structure import structure_blueprint
+from gateway.models.families.model_structure import structure_blueprint
 from tests.conformance.structures.observation import Row, observe
 
 # Of the elements: small parameters may be left out.

@@ -11,8 +11,8 @@ import termios
 
 import pytest
 
-from gateway.cli.tables import print_table
 from gateway.cli.terminal import StreamedText, print_bytes, print_message
+from gateway.cli.text_tables import print_table
 from tests.support.paths import ROOT
 from tests.support.versions import VLLM_REF
 

@@ -15,8 +15,8 @@ from gateway.engines.common.candidate import Budget, Candidate, Default, Footpri
 from gateway.engines.common.span import Meeting
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published_model

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli.tables import print_table
+from gateway.cli.text_tables import print_table
 from gateway.domain import ExpectedStart, Memory, Refusal, StartConditions, StartTime
 from gateway.errors import FitserveError
 from gateway.planner import explain

@@ -20,8 +20,8 @@ from gateway.errors import BadModel, FitserveError
 from gateway.models.read_drafter import read_drafter
 from gateway.planner.decide import rank_plans
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, MIN_USEFUL
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.examples import quicker

@@ -19,7 +19,7 @@ from gateway.domain import (
     StartSettings,
 )
 from gateway.engines.inquiry.inquirer import rehearses
-from gateway.planner.asked import open_questions
+from gateway.planner.engine_answers import open_questions
 from gateway.planner.rehearsed_start import is_proven, missing_stages, start_of, start_refusal
 from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import wish

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.engines.common.kernels.cards import Card
 from gateway.errors import SettingsError
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.support.fake_nvml import MIB
 
 TABLE = Profiles().card_table

@@ -7,8 +7,8 @@ import pytest
 from gateway.domain import Network
 from gateway.errors import BadRequest, NotFound
 from gateway.profiles.cluster_forms import network_of
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 
 PROFILES = Profiles()
 

@@ -11,12 +11,12 @@ import pytest
 
 from gateway import variables
 from gateway.domain import Engine, EngineRef
-from gateway.engines.common.kernels.compiled import binary_support
-from gateway.engines.inquiry.learned import keep
+from gateway.engines.common.kernels.compiled_kernels import binary_support
+from gateway.engines.inquiry.learned_profile import keep
 from gateway.errors import BadFlag, NotFound, SettingsError
 from gateway.planner.flags import check_args
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.support.paths import ROOT
 from tests.support.versions import NEWEST_VLLM, VLLM_REF, since
 

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.engines.common.kernels.gpus import GpuTraits
 from gateway.errors import SettingsError
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 
 TABLE = Profiles().gpus
 SNAPSHOTS = sorted(path.stem for path in (shipped_profiles() / "hardware").glob("*.json"))

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from gateway.domain import Decision, Hardware
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.support.fake_nvml import MIB
 from tests.support.makers import spec, wish
 from tests.support.paths import ROOT

@@ -10,9 +10,9 @@ import pytest
 from gateway.domain.value import TRUSTED_KEY
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import SettingsError
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.rule_sets import RuleSets, merge
-from gateway.profiles.tables import shipped_profiles
 from gateway.profiles.yaml_cache import Documents
 from tests.support.yaml_file import read_yaml
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.options import Json, usage_error
-from gateway.cli.tables import drop_column, print_paragraph, print_table
 from gateway.cli.terminal import print_message, say, status
+from gateway.cli.text_tables import drop_column, print_paragraph, print_table
 from gateway.domain.units import format_bytes, plural
 from gateway.errors import near_name_hint
 

@@ -11,8 +11,8 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.tables import print_paragraph, show_changes
 from gateway.cli.terminal import print_message, say
+from gateway.cli.text_tables import print_paragraph, show_changes
 from gateway.domain.units import plural
 from gateway.errors import FitserveError
 

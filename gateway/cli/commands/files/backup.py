@@ -18,8 +18,8 @@ import typer
 
 from gateway.cli.client import stream
 from gateway.cli.options import Json
-from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_bytes, say
+from gateway.cli.text_tables import print_paragraph
 from gateway.domain.units import format_bytes, plural
 from gateway.errors import BadRequest, NotReady, WriteFailed
 from gateway.version import __version__

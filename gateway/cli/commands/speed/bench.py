@@ -12,8 +12,8 @@ import typer
 from gateway.cli.client import address, call, get_text, model_path
 from gateway.cli.model_output import status_text
 from gateway.cli.options import Json, ModelName
-from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say
+from gateway.cli.text_tables import print_paragraph, print_table
 from gateway.errors import NotReady
 
 # Ended requests in /metrics; a request without a model reached no engine.

@@ -11,8 +11,8 @@ import typer
 
 from gateway.cli.client import call, model_path
 from gateway.cli.options import Json, ModelName
-from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say, status
+from gateway.cli.text_tables import print_paragraph, print_table
 from gateway.errors import FitserveError
 
 _POLL_S = 0.5

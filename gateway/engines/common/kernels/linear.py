@@ -25,7 +25,7 @@ from gateway.engines.common.rules.check import (
     first_refusal,
     index_by_scheme,
 )
-from gateway.engines.common.rules.reasons import choice_reason
+from gateway.engines.common.rules.choice_reasons import choice_reason
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, LinearShape, round_up

@@ -20,7 +20,7 @@ from gateway.domain.record import FrozenRecord
 from gateway.domain.release import release
 from gateway.engines.common.kernels.cards import Card, CardTable
 from gateway.engines.common.span import Span
-from gateway.engines.common.speed.measured import Measured, Reduce, reach
+from gateway.engines.common.speed.gpu_measurements import Measured, Reduce, reach
 
 
 class Wire(FrozenRecord, frozen=True):

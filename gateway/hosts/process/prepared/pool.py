@@ -29,9 +29,9 @@ from gateway import open_files
 from gateway.domain import PreparedView, Value
 from gateway.domain.units import GIB
 from gateway.hosts.process import procfs
+from gateway.hosts.process.instance_records import Record
 from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine
 from gateway.hosts.process.prepared.process_start import ProcessStart, agrees
-from gateway.hosts.process.records import Record
 from gateway.logging import Logger
 from gateway.machine.meminfo import MEMINFO, memory_sizes
 from gateway.store import atomic_file

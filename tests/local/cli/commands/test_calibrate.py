@@ -11,7 +11,7 @@ import pytest
 from gateway.cli.commands import calibrate
 from gateway.cli.doctor.examination import examine
 from gateway.domain import Fact, Wish
-from gateway.engines.common.speed.measured import uuids
+from gateway.engines.common.speed.gpu_measurements import uuids
 from gateway.errors import NotReady
 from gateway.measuring.calibration import measurement
 from gateway.planner.service.offline import OfflinePlanner

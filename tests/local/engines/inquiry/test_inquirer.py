@@ -13,13 +13,13 @@ import pytest
 
 from gateway.domain import EngineRef, Question
 from gateway.engines.inquiry.answer_cache import AnswerCache
-from gateway.engines.inquiry.document import ModelFiles
 from gateway.engines.inquiry.inquirer import Inquirer
+from gateway.engines.inquiry.inquiry_document import ModelFiles
 from gateway.errors import HostError
 from gateway.hosts.process import procfs
 from gateway.hosts.process.host import ProcessHost
 from gateway.machine.environment import COMPLETE
-from gateway.planner.asked import open_questions
+from gateway.planner.engine_answers import open_questions
 from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import LLAMA_8B, engine, machine, spec, wish
 from tests.support.patience import HANG_S, hang_s

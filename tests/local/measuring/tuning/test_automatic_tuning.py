@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.measuring.tuning import automatic_tuning, figures, measurements, plan_search
+from gateway.measuring.tuning import automatic_tuning, measurements, plan_figures, plan_search
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
 from tests.support.patience import wait_until
@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_search, "_MEASUREMENT_S", 0.01)
     # One request measures a plan. On a busy machine two of them differ by more than 5 %.
     monkeypatch.setattr(plan_search, "_GAIN", 2.0)
-    for module in (plan_search, figures):
+    for module in (plan_search, plan_figures):
         monkeypatch.setattr(module, "MEASURED_GAIN", 2.0)
 
 

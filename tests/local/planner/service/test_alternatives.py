@@ -11,7 +11,7 @@ import pytest
 
 from gateway.domain import Decision
 from gateway.models.catalog.hub import Hub
-from gateway.planner.refusal import refusal_lines
+from gateway.planner.refusal_words import refusal_lines
 from gateway.planner.service import alternatives
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.profiles.profiles import Profiles

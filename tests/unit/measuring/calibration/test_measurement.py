@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.common.speed.measured import Measured
+from gateway.engines.common.speed.gpu_measurements import Measured
 from gateway.errors import HostError
 from gateway.measuring.calibration.gpu_set import GpuSet, gpu_sets
 from gateway.measuring.calibration.measurement import document, facts_of, read_measurement

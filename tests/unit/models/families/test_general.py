@@ -20,7 +20,7 @@ from gateway.models.families.config import Fields
 from gateway.models.families.registry import add_defaults, blueprint_of
 from gateway.models.families.text_config import text_of
 from gateway.models.tensor import Tensor
-from gateway.planner.asked import open_questions
+from gateway.planner.engine_answers import open_questions
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.paths import MODELS, ROOT

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from gateway.engines.common.rules.check import Check, Undecided, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
 from gateway.errors import SettingsError
+from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped_profiles
 from tests.support.versions import NEWEST_VLLM, VLLM, VLLM_REF
 
 AMPERE = Subject("8.6", attention=AttentionQuery(kind="mla", head_dim=576))

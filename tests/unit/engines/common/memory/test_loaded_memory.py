@@ -10,7 +10,7 @@ from gateway.domain import ModelSpec
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.weights import weights_bytes
-from gateway.engines.common.memory.loaded import position_values, segment_bytes
+from gateway.engines.common.memory.loaded_memory import position_values, segment_bytes
 from gateway.models.rank import Rank
 from tests.support.published import published_model
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.measuring.tuning import measurements, traffic
+from gateway.measuring.tuning import engine_traffic, measurements
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
@@ -27,8 +27,8 @@ WISH = {"engines": ["vllm==0.26.0"], "goal": "latency", "gpus": 1, "replicas": 1
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks without rest."""
     monkeypatch.setattr(measurements, "_LOOK_S", 0.02)
-    monkeypatch.setattr(traffic, "READ_INTERVAL_S", 0.02)
-    monkeypatch.setattr(traffic, "_WARMUP_S", 0.0)
+    monkeypatch.setattr(engine_traffic, "READ_INTERVAL_S", 0.02)
+    monkeypatch.setattr(engine_traffic, "_WARMUP_S", 0.0)
 
 
 def series_between(token_s: float, **changes: float) -> tuple[tuple[str, float], ...]:

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.domain import Attempt, Engine, EngineRef, Served
-from gateway.engines.common.speed.served import MIN_STRETCHES, Counts, sum_series, traffic_between
+from gateway.engines.common.speed.client_traffic import (
+    MIN_STRETCHES,
+    Counts,
+    sum_series,
+    traffic_between,
+)
 from gateway.errors import FitserveError
 
 # Seconds between two reads of an engine's counters.

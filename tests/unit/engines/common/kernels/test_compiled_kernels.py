@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.engines.common.kernels.compiled import binary_support, capabilities
+from gateway.engines.common.kernels.compiled_kernels import binary_support, capabilities
 
 VLLM = (
     "compute_80",

@@ -14,8 +14,8 @@ from gateway import variables
 from gateway.domain import Engine, EngineRef
 from gateway.domain.profile_diff import derive_profile
 from gateway.engines.common.open_flags import flag
-from gateway.engines.inquiry.document import StatedGpus
 from gateway.engines.inquiry.inquirer import Inquirer
+from gateway.engines.inquiry.inquiry_document import StatedGpus
 from gateway.errors import HostError
 from gateway.store import atomic_file
 

@@ -21,8 +21,8 @@ from gateway.engines.common.layers.build import build, loaded_as, relevant_trait
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.speed.correction import clamp_ratio, measurement_scope
 from gateway.engines.common.speed.count import rank_work_of_kernels
+from gateway.engines.common.speed.gpu_measurements import Measured
 from gateway.engines.common.speed.machine import SpeedKnowledge, machine_of
-from gateway.engines.common.speed.measured import Measured
 from gateway.engines.common.speed.step import StepClock
 from gateway.models.rank import Rank
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import Question
-from gateway.engines.inquiry.document import (
+from gateway.engines.inquiry.inquiry_document import (
     BadAnswer,
     ModelFiles,
     StatedGpus,

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.errors import BadModel
 from gateway.models.families.config import Fields
+from gateway.models.families.model_structure import structure_blueprint
 from gateway.models.families.registry import blueprint_of
-from gateway.models.families.structure import structure_blueprint
 
 CONFIG: dict[str, Any] = {
     "architectures": ["MadeUpForCausalLM"],

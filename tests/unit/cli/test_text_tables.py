@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.cli.tables import wish_and_plan
+from gateway.cli.text_tables import wish_and_plan
 
 
 def test_no_two_rows_of_a_change_have_one_name() -> None:

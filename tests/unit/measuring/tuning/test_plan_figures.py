@@ -6,7 +6,7 @@ import pytest
 
 from gateway.domain import Speed
 from gateway.engines.common.speed.correction import estimate
-from gateway.measuring.tuning.figures import rebase
+from gateway.measuring.tuning.plan_figures import rebase
 from gateway.measuring.tuning.tuning_report import TriedPlan, TuningReport
 from tests.support.makers import wish
 

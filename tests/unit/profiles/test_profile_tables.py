@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import SettingsError
-from gateway.profiles import tables
+from gateway.profiles import profile_tables
 from gateway.profiles.profiles import Profiles
 
 
 def test_a_missing_folder_of_profiles_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tables, "__file__", str(tmp_path / "gateway/profiles/tables.py"))
+    monkeypatch.setattr(
+        profile_tables, "__file__", str(tmp_path / "gateway/profiles/profile_tables.py")
+    )
     with pytest.raises(SettingsError, match="The profiles of fitserve are missing") as refusal:
-        tables.shipped_profiles.__wrapped__()
+        profile_tables.shipped_profiles.__wrapped__()
     assert "Install fitserve again" in (refusal.value.hint or "")
 
 

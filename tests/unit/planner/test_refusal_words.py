@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import Decision, EngineHere, ModelForm, Promise, WouldFit
 from gateway.domain.units import GIB
 from gateway.planner.explain import rejections
-from gateway.planner.refusal import cause, cure, refusal_lines, why_no_plan
+from gateway.planner.refusal_words import cause, cure, refusal_lines, why_no_plan
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.planning import decide

@@ -14,7 +14,7 @@ from gateway.domain import (
     Question,
     ResolvedSettings,
 )
-from gateway.planner.asked import open_questions
+from gateway.planner.engine_answers import open_questions
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.controller.fleet.model_state import status
-from gateway.controller.fleet.remembered import load_models
+from gateway.controller.fleet.restored_models import load_models
 from gateway.store.store import Store
 from tests.support.makers import plan, wish
 

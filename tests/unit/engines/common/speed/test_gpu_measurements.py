@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Fact, Gpu, Hardware
+from gateway.engines.common.speed.gpu_measurements import Measured, cards, reach, uuids
 from gateway.engines.common.speed.machine import (
     Machine,
     Reference,
@@ -17,7 +18,6 @@ from gateway.engines.common.speed.machine import (
     WirePart,
     machine_of,
 )
-from gateway.engines.common.speed.measured import Measured, cards, reach, uuids
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine
 

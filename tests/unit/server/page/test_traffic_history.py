@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
-from gateway.server.page.traffic import MAX_GAP_S, MAX_POINTS, TrafficHistory, percentile
+from gateway.server.page.traffic_history import MAX_GAP_S, MAX_POINTS, TrafficHistory, percentile
 
 
 def make_samples(requests: float, tokens: float, fast: float = 0, slow: float = 0) -> list[Sample]:

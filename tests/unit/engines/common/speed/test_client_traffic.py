@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import Fact, Plan, Served
-from gateway.engines.common.speed.correction import correct_by_measurement
-from gateway.engines.common.speed.rival import rival
-from gateway.engines.common.speed.served import (
+from gateway.engines.common.speed.client_traffic import (
     ClockTables,
     clock_of,
     highest,
@@ -21,6 +19,8 @@ from gateway.engines.common.speed.served import (
     sum_series,
     traffic_between,
 )
+from gateway.engines.common.speed.correction import correct_by_measurement
+from gateway.engines.common.speed.rival import rival
 from gateway.engines.common.speed.step import StepClock
 from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
