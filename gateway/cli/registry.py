@@ -18,19 +18,19 @@ from gateway.errors import BadRequest
 SECTIONS = {
     "Start": {
         "serve": "serve.serve",
-        "demo": "serve.demo",
-        "agent": "serve.agent",
+        "demo": "demo.demo",
+        "agent": "agent.agent",
         "cluster": "cluster.app",
-        "doctor": "machine.doctor",
+        "doctor": "doctor.doctor",
     },
     "Find and plan, without a gateway": {
         "fits": "catalog.search.fits",
         "search": "catalog.search.search",
-        "probe": "machine.probe",
+        "probe": "probe.probe",
         "plan": "plan.plan",
         "matrix": "plan.matrix",
-        "calibrate": "machine.calibrate",
-        "diagnose": "machine.diagnose",
+        "calibrate": "calibrate.calibrate",
+        "diagnose": "diagnose.diagnose",
     },
     "Serve models": {
         "run": "run.run",

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cli.commands.install import find_uv
 from gateway.cli.demo.checkpoint import make_model
+from gateway.cli.engine_installation import find_uv
 from tests.conformance.kept import DownloadFolder
 from tests.contract.process_harness import free_port
 from tests.support import forked

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 # Begins of commands that need something that is not here.
 NOT_HERE = {
-    ("engine", "install"): "it downloads an engine; tests/local/cli/commands/test_install.py",
+    ("engine", "install"): "it downloads an engine; tests/local/cli/test_engine_installation.py",
     ("engine", "warm"): "it needs the engine; tests/local/cli/test_main.py",
     ("engine", "learn"): "it asks an engine; tests/e2e/test_inquiry.py",
     ("cluster",): "it joins machines; tests/contract/test_cluster.py",

@@ -51,7 +51,7 @@ def engine_install(
     ] = False,
 ) -> None:
     """Install an engine into its own environment. It stands under FITSERVE_DATA_DIR."""
-    from gateway.cli.commands.install import adopt_environment, install, script
+    from gateway.cli.engine_installation import adopt_environment, install, script
     from gateway.profiles.profiles import Profiles
     from gateway.settings import load_settings
 

@@ -1,4 +1,4 @@
-"""`fitserve serve`, `fitserve demo` and `fitserve agent`: the programs that keep running."""
+"""`fitserve serve`: the gateway as a program."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import sys
 from typing import Annotated
 
 import typer
-
-from gateway.cli.options import usage_error
-from gateway.cli.terminal import say
 
 
 def serve(
@@ -48,28 +45,3 @@ def serve(
             *(["--take-over"] if take_over else []),
         ],
     )
-
-
-def demo(
-    model: Annotated[
-        list[str] | None, typer.Argument(help="NAME SOURCE, and options of `fitserve add`.")
-    ] = None,
-) -> None:
-    """Serve a tiny model from nothing, until Ctrl-C. The command installs an engine, starts a
-    gateway, serves the model (or NAME SOURCE) and prints a curl command. Needs no Docker."""
-    from gateway.cli.demo.demo_server import serve_demo
-
-    if model is not None and len(model) == 1:
-        usage_error("`fitserve demo` takes a name and a source, or neither.")
-    raise typer.Exit(serve_demo(tuple(model or ()), say))
-
-
-def agent() -> None:
-    """Run the agent, which starts engines in Docker. Its gateway has FITSERVE_HOST_KIND=agent."""
-    from gateway.cli.commands.agent import run
-    from gateway.logging import configure_logging
-    from gateway.settings import load_settings
-
-    settings = load_settings()
-    configure_logging(settings.log_level)
-    run(settings)

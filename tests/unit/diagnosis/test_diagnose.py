@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from gateway.cli.commands.diagnose import SCHEMA, Diagnosis, report
+from gateway.cli.log_diagnosis import SCHEMA, Diagnosis, report
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import WatchContext, Watcher
 from gateway.diagnosis.diagnose import diagnose

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands.install import (
+from gateway.cli.engine_installation import (
     InstallFailed,
     install,
     package_sources,

@@ -1,4 +1,4 @@
-"""gateway.cli.commands.install with the real uv: an engine from a folder of wheels, and from an
+"""gateway.cli.engine_installation with the real uv: an engine from a folder of wheels, and from an
 environment that exists; no index is asked."""
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.commands.engine import engine_rm
-from gateway.cli.commands.install import InstallFailed, adopt_environment, find_uv, install, script
+from gateway.cli.engine_installation import (
+    InstallFailed,
+    adopt_environment,
+    find_uv,
+    install,
+    script,
+)
 from gateway.domain import Engine, EngineRef
 from gateway.errors import BadRequest
 from gateway.hosts.process.host import ProcessHost
@@ -60,7 +66,7 @@ def made_of(package: str, **fields: object) -> Engine:
 def test_an_engine_comes_from_a_folder_of_wheels_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
+    monkeypatch.setattr("gateway.cli.engine_installation._FREE_BYTES", 0)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     settings = Settings(data_dir=tmp_path / "data")
     new_engine = made_of("tinyengine==1.0", torch_backend="cpu")
@@ -130,7 +136,7 @@ def test_a_script_has_the_packages_of_the_lock_file_in_it(tmp_path: Path) -> Non
 def test_an_environment_that_exists_is_taken_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
+    monkeypatch.setattr("gateway.cli.engine_installation._FREE_BYTES", 0)
     wheel(tmp_path / "wheels", "tinyengine", "1.0")
     new_engine = made_of("tinyengine==1.0")
     other_folder = install(
@@ -173,7 +179,7 @@ def test_an_environment_that_exists_is_taken_as_it_is(
 def test_packages_that_come_later_change_the_identity_of_an_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
+    monkeypatch.setattr("gateway.cli.engine_installation._FREE_BYTES", 0)
     wheels, new_engine = tmp_path / "wheels", made_of("tinyengine==1.0")
     wheel(wheels, "tinyengine", "1.0")
     wheel(wheels, "tinypart", "1.0")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.commands import calibrate
+from gateway.cli import calibration
 from gateway.cli.doctor.examination import examine
 from gateway.domain import Fact, Wish
 from gateway.engines.common.speed.gpu_measurements import uuids
@@ -38,7 +38,7 @@ def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("_COPY_BYTES", 1 << 20),
     ):
         monkeypatch.setattr(measurement, name, value)
-    monkeypatch.setattr(calibrate, "probe", lambda _: HARDWARE)
+    monkeypatch.setattr(calibration, "probe", lambda _: HARDWARE)
     monkeypatch.delenv("FITSERVE_URL", raising=False)
     monkeypatch.setenv("FITSERVE_PORT", refused_url().rpartition(":")[2])
     monkeypatch.setenv("FITSERVE_HOST_KIND", "process")
@@ -49,8 +49,8 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
-    calibration = calibrate.run_calibration()
-    assert [row[1] for row in calibrate.fact_rows(calibration["facts"])] == [
+    result = calibration.run_calibration()
+    assert [row[1] for row in calibration.fact_rows(result["facts"])] == [
         "memory",
         "memory",
         "peer_access",
@@ -67,7 +67,7 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
         "gpus": uuids(HARDWARE.gpus),
         "cards": ", ".join(gpu.name for gpu in HARDWARE.gpus),
     }
-    about["links"] = calibration["facts"][-1]["scope"]["links"]
+    about["links"] = result["facts"][-1]["scope"]["links"]
     store = open_store(database)
     facts = [
         Fact(
@@ -99,7 +99,7 @@ def test_nothing_is_measured_beside_a_gateway_that_does_not_answer(tmp_path: Pat
     data_lock = lock(tmp_path / "data")
     try:
         with pytest.raises(NotReady, match="does not answer") as error:
-            calibrate.run_calibration()
+            calibration.run_calibration()
     finally:
         os.close(data_lock)
     assert "FITSERVE_URL" in error.value.hint
@@ -131,7 +131,7 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(
 def test_a_gateway_that_is_named_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FITSERVE_URL", refused_url())
     with pytest.raises(NotReady, match="No gateway answers"):
-        calibrate.run_calibration()
+        calibration.run_calibration()
 
 
 def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
 
 
 def test_values_are_told_in_the_units_of_people() -> None:
-    assert calibrate.value_text("memory", 4_100_000_000_000) == "4,100.0 GB/s"
-    assert calibrate.value_text("bfloat16", 790 * 10**12) == "790.0 TFLOP/s"
-    assert calibrate.value_text("all_reduce", 12_345) == "12.3 us"
-    assert (calibrate.value_text("peer_access", 1), calibrate.value_text("peer_access", 0)) == (
+    assert calibration.value_text("memory", 4_100_000_000_000) == "4,100.0 GB/s"
+    assert calibration.value_text("bfloat16", 790 * 10**12) == "790.0 TFLOP/s"
+    assert calibration.value_text("all_reduce", 12_345) == "12.3 us"
+    assert (calibration.value_text("peer_access", 1), calibration.value_text("peer_access", 0)) == (
         "yes",
         "no",
     )
