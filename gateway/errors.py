@@ -200,6 +200,11 @@ def no_model_error(name: str, models: Mapping[str, str]) -> NotFound:
     )
 
 
+def no_route_error(method: str, path: str, hint: str) -> NotFound:
+    """The error for a path of HTTP without a route."""
+    return NotFound(f"The route {method} {path[:200]} does not exist.", hint=hint)
+
+
 class Conflict(FitserveError):
     """The name is taken, or the state of the object does not allow the operation."""
 
@@ -360,6 +365,14 @@ class SettingsError(FitserveError):
 
     code = "bad_settings"
     exit_code = 2
+
+
+def listen_error(host: str, port: int, problem: str | None) -> SettingsError:
+    """The error for an address that another program uses."""
+    return SettingsError(
+        f"Cannot listen on {host} port {port}: {problem}.",
+        hint="Stop the program that uses it, or set FITSERVE_PORT.",
+    )
 
 
 # pydantic's names of types in the words of people.

@@ -15,6 +15,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from gateway.domain import Engine
 from gateway.errors import BadFlag
@@ -235,27 +236,41 @@ def engine_env(
     return env
 
 
+class VariableRefusal(NamedTuple):
+    """The words on a closed variable, or on a closed value of an open one."""
+
+    message: str
+    hint: str
+
+
+def unprintable_value(name: str, max_characters: int) -> VariableRefusal:
+    """The refusal of a value that would forge lines of a log, or is too long."""
+    return VariableRefusal(
+        f"The value of {name} is too long or has characters that cannot be printed.",
+        f"Give a plain value of at most {max_characters} characters.",
+    )
+
+
 def check(engine: Engine | None, name: str, value: str) -> None:
     """Raise BadFlag if the variable or its value is closed for this version; None: for all."""
     if (reason := refusal(engine, name, value)) is not None:
-        raise BadFlag(reason[0], hint=reason[1], param="env")
+        raise BadFlag(reason.message, hint=reason.hint, param="env")
 
 
-def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
-    """Message and hint if the variable is closed, without its value; None if it is open."""
+def refusal(engine: Engine | None, name: str, value: str) -> VariableRefusal | None:
+    """The refusal of a closed variable, without its value; None: the variable is open."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > _MAX_NAME_CHARACTERS:
-        return f"{name[:80]!r} is not a name of a variable.", "Give NAME=VALUE."
+        return VariableRefusal(f"{name[:80]!r} is not a name of a variable.", "Give NAME=VALUE.")
     if not value.isprintable() or len(value) > _MAX_VALUE_CHARACTERS:
-        hint = f"Give a plain value of at most {_MAX_VALUE_CHARACTERS} characters."
-        return f"The value of {name} is too long or has characters that cannot be printed.", hint
+        return unprintable_value(name, _MAX_VALUE_CHARACTERS)
     refusal_beginning = f"The variable {name} cannot be given to engines: "
     if engine is not None and name in engine.user_env:
         return None
     if engine is not None and (name in engine.env or name == engine.key_env):
-        return f"{refusal_beginning}the gateway sets it.", "Leave it out."
+        return VariableRefusal(f"{refusal_beginning}the gateway sets it.", "Leave it out.")
     form = next((form for names, form in _OPEN_VARIABLES.items() if name in names.split()), None)
     if form is None and (reason := _closing_reason(name)):
-        return f"{refusal_beginning}{reason}.", "Leave it out."
+        return VariableRefusal(f"{refusal_beginning}{reason}.", "Leave it out.")
     if form is None and re.match("VLLM_|SGLANG_|SGL_", name):
         return _refuse_engine_variable(engine, name, value)
     if form is None and _names_pattern(_OPEN_PATTERNS).fullmatch(name):
@@ -266,12 +281,12 @@ def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | N
     if pattern.fullmatch(value) and ".." not in value:
         return None
     if name in PROXIES and "@" in value:
-        return (
+        return VariableRefusal(
             f"{refusal_beginning}its address has a password, which would be shown in plans and"
             " stored.",
             "Give a proxy without a password.",
         )
-    return f"{name} takes {text}.", "Correct the value."
+    return VariableRefusal(f"{name} takes {text}.", "Correct the value.")
 
 
 def env_line(env: Mapping[str, str]) -> str:
@@ -279,8 +294,8 @@ def env_line(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(env.items()))
 
 
-def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
-    """Message and hint for an engine's own variable that no profile lists; None if it is open.
+def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> VariableRefusal | None:
+    """The refusal of an engine's own variable that no profile lists; None: the variable is open.
 
     Profiles list all open variables of vLLM. Of SGLang all switches are open, with exceptions.
     """
@@ -295,11 +310,13 @@ def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tup
     if reason is None and not is_sglang and _LIMITS.match(name):
         reason = "it is a limit on requests of clients"
     if reason is not None:
-        return f"The variable {name} cannot be given to engines: {reason}.", "Leave it out."
+        return VariableRefusal(
+            f"The variable {name} cannot be given to engines: {reason}.", "Leave it out."
+        )
     if engine is not None and not name.startswith(engine.open_switches):
         return _suggest_name(engine, name)
     if is_sglang and not _SWITCH.fullmatch(value):
-        return f"{name} takes a number or a switch.", "Correct the value."
+        return VariableRefusal(f"{name} takes a number or a switch.", "Correct the value.")
     return None
 
 
@@ -332,7 +349,7 @@ def _closed_word(name: str, table: Mapping[str, str]) -> str | None:
     )
 
 
-def _suggest_name(engine: Engine | None, name: str) -> tuple[str, str]:
+def _suggest_name(engine: Engine | None, name: str) -> VariableRefusal:
     names: Iterable[str] = (
         *(engine.user_env if engine is not None else ()),
         *(open_name for names in _OPEN_VARIABLES for open_name in names.split()),
@@ -340,7 +357,7 @@ def _suggest_name(engine: Engine | None, name: str) -> tuple[str, str]:
     near_names = difflib.get_close_matches(name[:80], list(names), n=1, cutoff=0.7)
     owner = engine.ref if engine is not None else "No engine"
     message = f"{owner} has no environment variable {name[:80]!r} that may be set"
-    return (
+    return VariableRefusal(
         f"{message}; did you mean {near_names[0]}?" if near_names else f"{message}.",
         "docs/settings.md lists the variables that may be set.",
     )

@@ -244,7 +244,7 @@ def _show_speed(plan: Any) -> None:
             else f"\nExpected speed ({plan.speed.grade})"
         )
         print_table(("", ""), [*explain.speed_rows(plan.speed), ("by", plan.speed.source)])
-    elif gap_words := explain.why_no_speed(plan):
+    elif gap_words := explain.missing_speed_advice(plan):
         say("")
         print_paragraph(gap_words, indent=4)
 

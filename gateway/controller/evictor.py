@@ -129,8 +129,8 @@ class Evictor:
             self._evict(copy_id, eviction)
         for loaded_model in loaded_models:
             model = self._fleet.models[loaded_model.name]
-            model.hold = moves.hold_reasons.get(loaded_model.name, "")
-            model.is_next = moves.first == loaded_model.name
+            model.load_block_reason = moves.hold_reasons.get(loaded_model.name, "")
+            model.is_first_in_line = moves.first == loaded_model.name
             waits_for_request = (
                 model.waits_for_request
                 or loaded_model.keep_alive_s >= 0
@@ -200,7 +200,7 @@ class Evictor:
         has_evictable_copy = (
             may_evict
             and not stops
-            and bool(set(self._fleet.evictable_copies(model)) - model.offered_copies)
+            and bool(set(self._fleet.evictable_copies(model)) - model.evictable_copies_at_last_plan)
         )
         # Requests for serving copies come and go: they change nothing unless a copy is evicted for
         # them.

@@ -65,7 +65,7 @@ class MemoryGifts:
             return True
         if replica.attempt is None or replica.is_busy:
             return not replica.is_busy
-        if giver.keeps_until > time.monotonic():
+        if giver.no_giving_until_s > time.monotonic():
             return True
         if _has_shrunk(replica.attempt, offer):
             return not _is_larger_engine_running(replica, replica.attempt, instances)

@@ -49,11 +49,21 @@ from gateway.domain import (
     PreparedView,
     StartConditions,
 )
+from gateway.errors import Conflict
 
 MAX_LINE = 16 * 1024
 MAX_COMMAND = 4096
 """Characters of a command line that `processes` gives: a compiler names its source behind hundreds
 of flags."""
+
+
+def running_conflict_error(spec: LaunchSpec, present_fingerprint: str) -> Conflict:
+    """The error for a start beside a running instance of this name with another plan."""
+    return Conflict(
+        f"{spec.name} already runs with other settings ({present_fingerprint}, not"
+        f" {spec.fingerprint}).",
+        hint="Stop it first.",
+    )
 
 
 class HubCommit(NamedTuple):

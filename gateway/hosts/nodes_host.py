@@ -24,8 +24,7 @@ from gateway.domain import (
     PreparedView,
     StartConditions,
 )
-from gateway.errors import Conflict
-from gateway.hosts.host import Host, Machines
+from gateway.hosts.host import Host, Machines, running_conflict_error
 from gateway.hosts.node_group import join_parts, part_name, part_specs
 from gateway.hosts.part_logs import PartLogs
 
@@ -62,11 +61,7 @@ class NodesHost:
         )
         if present_instance is not None and present_instance.state == "running":
             if present_instance.fingerprint != spec.fingerprint:
-                raise Conflict(
-                    f"{spec.name} already runs with other settings ({present_instance.fingerprint},"
-                    f" not {spec.fingerprint}).",
-                    hint="Stop it first.",
-                )
+                raise running_conflict_error(spec, present_instance.fingerprint)
             return present_instance
         if present_instance is not None:
             # A part that waits for the former ones could not meet the new ones.

@@ -195,7 +195,7 @@ _ORIGINS = {
 }
 
 
-def why_no_speed(plan: Plan) -> str:
+def missing_speed_advice(plan: Plan) -> str:
     """The advice if nothing is known of the GPUs; "": no speed is expected."""
     if plan.speed is not None or not plan.gpus or plan.model.task != "generate":
         return ""

@@ -19,6 +19,7 @@ from gateway.engines.common.open_flags import closing_reason
 from gateway.engines.common.resources import OFFLOAD_FLAG
 from gateway.engines.registry import engine_kind
 from gateway.errors import BadFlag, near_name
+from gateway.variables import unprintable_value
 
 # Only for types: a plan does without the classes of running engines.
 if TYPE_CHECKING:
@@ -357,11 +358,8 @@ def check_text(name: str, value: str, *, param: str, lines: bool = False) -> Non
     """
     plain_text = value.translate(_WHITESPACE) if lines else value
     if not plain_text.isprintable() or len(value) > _MAX_VALUE:
-        raise BadFlag(
-            f"The value of {name} is too long or has characters that cannot be printed.",
-            hint=f"Give a plain value of at most {_MAX_VALUE} characters.",
-            param=param,
-        )
+        refusal = unprintable_value(name, _MAX_VALUE)
+        raise BadFlag(refusal.message, hint=refusal.hint, param=param)
 
 
 def _quote(value: Scalar) -> str:

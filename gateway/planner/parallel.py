@@ -19,7 +19,7 @@ from gateway.engines.common.planning_input import PlanningInput, available_bytes
 _MAX_GPUS = 12
 
 
-def illegal(
+def parallel_refusal(
     spec: ModelSpec, built_model: BuiltModel, tp: int, *, ep: bool = False, dp: int = 1
 ) -> tuple[str, str | None] | None:
     """Why `tp` ranks cannot share this model, and which layer stands against it; None when they
@@ -233,12 +233,12 @@ class GpuGroups:
         self._best_groups: dict[int, tuple[Gpu, ...] | None] = {}
         self._illegal: dict[tuple[BuiltModel, int, bool, int], tuple[str, str | None] | None] = {}
 
-    def illegal(
+    def parallel_refusal(
         self, spec: ModelSpec, built_model: BuiltModel, tp: int, *, ep: bool, dp: int
     ) -> tuple[str, str | None] | None:
         key = built_model, tp, ep, dp
         if key not in self._illegal:
-            self._illegal[key] = illegal(spec, built_model, tp, ep=ep, dp=dp)
+            self._illegal[key] = parallel_refusal(spec, built_model, tp, ep=ep, dp=dp)
         return self._illegal[key]
 
     def best(self, size: int) -> tuple[Gpu, ...] | None:

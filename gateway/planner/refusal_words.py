@@ -117,6 +117,6 @@ def _form_words(form: ModelForm) -> str:
     )
 
 
-def why_no_plan(decision: Decision) -> str:
+def no_plan_reason(decision: Decision) -> str:
     """The cause and the cure in one line."""
     return " ".join(line for line in (cause(decision), cure(decision)) if line)

@@ -50,14 +50,14 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     footprint = _footprint(candidate, batch)
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     sizes_found, refusal = None, None
-    for bounds, bound_cap in _bounds(footprint, batch):
+    for limit, limit_cap in _limits(footprint, batch):
         try:
-            sizes_in_bounds = _sizes_within(footprint, batch, bounds)
+            sizes_in_limit = _sizes_within(footprint, batch, limit)
         except Refused as error:
             refusal = error
             continue
-        cap = bound_cap or _cap_beside_others(candidate, sizes_in_bounds.memory)
-        sizes_found = sizes_in_bounds._replace(cap=cap) if cap else sizes_in_bounds
+        cap = limit_cap or _cap_beside_others(candidate, sizes_in_limit.memory)
+        sizes_found = sizes_in_limit._replace(cap=cap) if cap else sizes_in_limit
         if sizes_found.context.value >= context_wanted:
             return sizes_found
     if sizes_found is None:
@@ -66,23 +66,23 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     return sizes_found
 
 
-def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
+def _limits(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
     """The budgets of a candidate, smallest first: its cap, its need beside others, the engine's
     usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
-    usual_budget = rules.budget(footprint, _content(candidate))
+    usual_budget = rules.budget(footprint, _comfortable_tokens(candidate))
     cap = _cap(candidate)
     restored = candidate.inputs.sharing.plan_to_restore
     if (
         restored is not None
-        and _shares(candidate)
+        and _chooses_memory(candidate)
         and {gpu.uuid for gpu in candidate.gpus} == set(restored.gpus)
     ):
         yield _former_budget(footprint, usual_budget, restored), cap
         return
     if cap is not None:
         yield _limit_budget(footprint, usual_budget, cap), cap
-    if _needs_only(candidate):
+    if _takes_only_needed_cache(candidate):
         yield _needed_budget(footprint, batch, usual_budget), None
     yield usual_budget, None
     largest_budget = rules.largest_budget(footprint, usual_budget)
@@ -93,12 +93,12 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
 def _cap(candidate: Candidate) -> Cap | None:
     """The cap of the model, on the GPUs that it was made for."""
     sharing = candidate.inputs.sharing
-    if sharing.cap is None or not _shares(candidate):
+    if sharing.cap is None or not _chooses_memory(candidate):
         return None
     return sharing.cap if {gpu.uuid for gpu in candidate.gpus} == set(sharing.former_gpus) else None
 
 
-def _shares(candidate: Candidate) -> bool:
+def _chooses_memory(candidate: Candidate) -> bool:
     """Whether the planner chooses the engine's memory: not on a CPU, nor against the user's own
     size."""
     set_by_user = {_SHARE, CACHE_BYTES} & candidate.args.keys()
@@ -108,17 +108,17 @@ def _shares(candidate: Candidate) -> bool:
 def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     """The models that have a part of its GPUs, or keep to theirs for its sake."""
     sharing = candidate.inputs.sharing
-    if not (sharing.promises or sharing.cap) or not _shares(candidate):
+    if not (sharing.promises or sharing.cap) or not _chooses_memory(candidate):
         return ()
     uuids, cap = {gpu.uuid for gpu in candidate.gpus}, sharing.cap
     names = {holder.model for holder in sharing.promises if uuids & holder.gives.keys()}
     return tuple(sorted(names.union(cap.models if cap is not None else ())))
 
 
-def _needs_only(candidate: Candidate) -> bool:
+def _takes_only_needed_cache(candidate: Candidate) -> bool:
     """Whether the plan takes only the KV cache that the wish needs. Other models, or a host with
     shared memory, use the rest."""
-    beside_host = candidate.has_unified_memory and _shares(candidate)
+    beside_host = candidate.has_unified_memory and _chooses_memory(candidate)
     return bool(_neighbours(candidate) or beside_host) and candidate.inputs.wish.goal != "context"
 
 
@@ -128,20 +128,20 @@ def _cap_beside_others(candidate: Candidate, memory: Memory) -> Cap | None:
     return Cap(bytes=memory.promised_bytes, models=neighbours) if neighbours else None
 
 
-def _limit_budget(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
+def _limit_budget(footprint: Footprint, budget: Budget, cap: Cap) -> Budget:
     """The budget within the cap of the model."""
     rules = footprint.candidate.rules
     # Engines take a budget as a rounded part of the GPU, and readings of a GPU's size differ a
     # little.
     return rules.narrow_budget(
         footprint,
-        bounds,
+        budget,
         cap.bytes - rules.divide_budget(footprint, 0).beside_bytes,
         round_count=round,
     )
 
 
-def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budget:
+def _former_budget(footprint: Footprint, budget: Budget, restored: Plan) -> Budget:
     """The former budget, to the byte. Raises Refused if others have some of it.
 
     A share is rounded from a size that differs a little at each reading. Another variant, with more
@@ -168,13 +168,13 @@ def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budg
         )
     return rules.narrow_budget(
         footprint,
-        bounds._replace(flags={_SHARE: 1.0}),
+        budget._replace(flags={_SHARE: 1.0}),
         bytes_per_gpu - beside_bytes,
         round_count=math.floor,
     )
 
 
-def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
+def _needed_budget(footprint: Footprint, batch: Batch, budget: Budget) -> Budget:
     """The budget with as much KV cache as the wish needs, also in bytes beside neighbours: some
     requests with their whole context, and where memory is the host's a usual length for all."""
     candidate = footprint.candidate
@@ -185,7 +185,7 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
         needed_tokens(inputs.wish, inputs.spec), int(candidate.args.get("max-model-len", 0))
     )
     used_bytes = rules.used_bytes(
-        footprint, _correct_memory(footprint, rules.divide_budget(footprint, bounds.bytes), batch)
+        footprint, _correct_memory(footprint, rules.divide_budget(footprint, budget.bytes), batch)
     )
     cache, batched = footprint.cache, batch.tokens.value
     kv_bytes = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
@@ -199,14 +199,14 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
         + min(gpu.total_bytes or 0 for gpu in candidate.gpus) // KEPT_BACK
     )
     return (
-        rules.narrow_budget(footprint, bounds, needed_bytes)
-        if needed_bytes < bounds.bytes
-        else bounds
+        rules.narrow_budget(footprint, budget, needed_bytes)
+        if needed_bytes < budget.bytes
+        else budget
     )
 
 
-def _content(candidate: Candidate) -> int:
-    """Tokens that a user would be content with."""
+def _comfortable_tokens(candidate: Candidate) -> int:
+    """Tokens of a comfortable context for the wish."""
     spec, wish = candidate.inputs.spec, candidate.inputs.wish
     return min(context_limit(spec, wish), max(COMFORTABLE_CONTEXT, wish.least_context or 0))
 
@@ -242,8 +242,8 @@ def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
 def _stage_budgets(
     candidate: Candidate, footprints: Sequence[Footprint], batch: Batch
 ) -> list[tuple[Budget, Cap | None]]:
-    """The budgets that all stages may share, smallest first, as in `_bounds`."""
-    rules, context = candidate.rules, _content(candidate)
+    """The budgets that all stages may share, smallest first, as in `_limits`."""
+    rules, context = candidate.rules, _comfortable_tokens(candidate)
     usual_budgets = [rules.budget(footprint, context) for footprint in footprints]
     largest_budgets = [
         rules.largest_budget(footprint, budget) or budget
@@ -255,14 +255,14 @@ def _stage_budgets(
         (min(largest_budgets, key=_share), None),
     ]
     pairs = list(zip(footprints, usual_budgets, strict=True))
-    if _needs_only(candidate):
+    if _takes_only_needed_cache(candidate):
         needed_budget = max(
-            (_needed_budget(footprint, batch, bounds) for footprint, bounds in pairs), key=_share
+            (_needed_budget(footprint, batch, budget) for footprint, budget in pairs), key=_share
         )
         budgets.insert(0, (min(shared_usual, needed_budget, key=_share), None))
     if (cap := _cap(candidate)) is not None:
         limited = max(
-            (_limit_budget(footprint, bounds, cap) for footprint, bounds in pairs), key=_share
+            (_limit_budget(footprint, budget, cap) for footprint, budget in pairs), key=_share
         )
         budgets.insert(0, (min(shared_usual, limited, key=_share), cap))
     return budgets
@@ -275,7 +275,7 @@ def _sizes_of_narrowest_stage(
 
     Raises Refused if a stage does not fit.
     """
-    context = _content(candidate)
+    context = _comfortable_tokens(candidate)
     stages = [
         _sizes_within(
             footprint, batch, budget._replace(bytes=_stage_bytes(footprint, budget, context))
@@ -301,27 +301,27 @@ def _stage_bytes(footprint: Footprint, budget: Budget, context: int) -> int:
     ).bytes
 
 
-def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
+def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
     """The sizes within this budget. Raises Refused."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
-    seqs, state_warning = stateful_requests(footprint, batch.seqs, bounds.bytes)
+    seqs, state_warning = stateful_requests(footprint, batch.seqs, budget.bytes)
     if seqs is not batch.seqs:
         batch = batch._replace(seqs=seqs)
         footprint = _footprint(candidate, batch)
-    scope = candidate.scope | {"budget": bounds.limit_text}
-    estimate = rules.divide_budget(footprint, bounds.bytes)
+    scope = candidate.scope | {"budget": budget.limit_text}
+    estimate = rules.divide_budget(footprint, budget.bytes)
     memory = _correct_memory(footprint, estimate, batch)
     batch = batch._replace(seqs=limit_to_states(footprint, batch.seqs, memory.kv_bytes))
     evidence = candidate.evidence.add_sizes(memory)
     used_bytes = rules.used_bytes(footprint, memory)
-    if used_bytes > bounds.bytes:
+    if used_bytes > budget.bytes:
         is_learned = rules.used_bytes(footprint, estimate) < used_bytes
         verb_text = "were needed here" if is_learned else "are needed"
-        available_words = f"and {gib(bounds.bytes)} are available ({bounds.limit_text})"
-        if gib(used_bytes) == gib(bounds.bytes):
+        available_words = f"and {gib(budget.bytes)} are available ({budget.limit_text})"
+        if gib(used_bytes) == gib(budget.bytes):
             available_words = (
-                f"{math.ceil((used_bytes - bounds.bytes) / MIB)} MiB more than are available"
-                f" ({bounds.limit_text})"
+                f"{math.ceil((used_bytes - budget.bytes) / MIB)} MiB more than are available"
+                f" ({budget.limit_text})"
             )
         reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {available_words}"
         raise Refused(
@@ -343,8 +343,8 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         if math.isfinite(requests):
             tokens = round(requests * context.value)
             memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
-    warning_texts = tuple(text for text in (bounds.warning, state_warning, *warnings) if text)
-    flags = {**bounds.flags, **rules.cache_flags(candidate, memory)}
+    warning_texts = tuple(text for text in (budget.warning, state_warning, *warnings) if text)
+    flags = {**budget.flags, **rules.cache_flags(candidate, memory)}
     return Sizes(
         batch=batch,
         memory=memory,
@@ -457,7 +457,9 @@ def _context(
     if source != "memory model":
         reason = "the largest that the engine itself said fits"
     warning = f"The context is {context} tokens; the model could do {limit} with more memory."
-    if _needs_only(candidate) and context >= wanted_context(spec, wish, candidate.args):
+    if _takes_only_needed_cache(candidate) and context >= wanted_context(
+        spec, wish, candidate.args
+    ):
         warning = (
             f"The context is {context} tokens, as its KV cache is what the wish needs; the"
             f" model could do {limit}, which --context {limit} asks for."

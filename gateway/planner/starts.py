@@ -1,6 +1,6 @@
 """The order of engine starts on shared GPUs, and starts that neighbours disturbed. Pure.
 
-    blocked_by(start, waiting, running)   why this start has to wait, or None
+    start_block(start, waiting, running)  why this start has to wait, or None
     disturbances(before, after)           engines that a neighbour has just disturbed, and how
     undisturbed_attempts(history)         the attempts that count
 
@@ -162,7 +162,7 @@ def shape(plan: Plan) -> str:
     )
 
 
-def blocked_by(
+def start_block(
     start: PendingStart,
     waiting_starts: Iterable[PendingStart],
     running_engines: Iterable[PlacedEngine],

@@ -12,7 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.disk_fault import write_error
-from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound, plain_problem
+from gateway.errors import (
+    BadRequest,
+    FitserveError,
+    MethodNotAllowed,
+    no_route_error,
+    plain_problem,
+)
 from gateway.proxy.api.endpoints import lacks_prefix
 from gateway.proxy.api.foreign_routes import foreign_hint
 from gateway.proxy.api.protocol import error_headers, request_id
@@ -87,9 +93,7 @@ async def _answer_http_error(request: Request, error: Exception) -> JSONResponse
         path = request.url.path
         general_hint = _BASE_URL if lacks_prefix(path) else _DESCRIPTION
         hint = foreign_hint(path) or general_hint
-        return await _answer_error(
-            request, NotFound(f"The route {method} {path[:200]} does not exist.", hint=hint)
-        )
+        return await _answer_error(request, no_route_error(method, path, hint))
     if error.status_code != 405:
         # FastAPI's error for an unreadable body: no UTF-8, or nested too deeply.
         unread_request = BadRequest(

@@ -25,7 +25,7 @@ class Lifetime:
     """The background work of one gateway, from start to end."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._parts = gateway
+        self._gateway = gateway
         self._app = gateway.app
         self._front = gateway.front
         self._loop: asyncio.Task[None] | None = None
@@ -36,11 +36,11 @@ class Lifetime:
 
     async def begin(self) -> None:
         """Start the control loop, then the workers. After a handover, models have routes first."""
-        app, front, loop = self._app, self._front, self._parts.loop
-        app.on_stop = (self._parts.observer.stop, self._parts.live.stop)
+        app, front, loop = self._app, self._front, self._gateway.loop
+        app.on_stop = (self._gateway.observer.stop, self._gateway.live.stop)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
         front.gpus.start(front.profiles.xids, wake)
-        self._parts.live.start()
+        self._gateway.live.start()
         self._loop = asyncio.create_task(loop.run())
         self._loop.add_done_callback(app.handle_loop_end)
         settings = front.settings
@@ -113,7 +113,7 @@ class Lifetime:
 
     async def _end_loop(self) -> None:
         """End all that changes engines or the database."""
-        gateway = self._parts
+        gateway = self._gateway
         if self._models_file is not None:
             await self._models_file.close()
         await asyncio.to_thread(self._front.gpus.close)
@@ -139,7 +139,7 @@ class Lifetime:
 
     async def _end_engines(self) -> None:
         """End the engines where the settings say so. Otherwise the log has the command for it."""
-        loop, host = self._parts.loop, self._parts.host
+        loop, host = self._gateway.loop, self._gateway.host
         try:
             if self._front.settings.stop_engines:
                 await loop.end_engines()

@@ -16,7 +16,7 @@ from functools import partial
 import uvicorn
 
 from gateway import open_files
-from gateway.errors import FitserveError, SettingsError
+from gateway.errors import FitserveError, SettingsError, listen_error
 from gateway.logging import Logger
 from gateway.proxy.client_connection import client_protocol
 from gateway.proxy.limits import limit_send_buffer, refusal_capacity
@@ -55,10 +55,7 @@ def listen(settings: Settings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        raise SettingsError(
-            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}.",
-            hint="Stop the program that uses it, or set FITSERVE_PORT.",
-        ) from None
+        raise listen_error(settings.host, settings.port, error.strerror) from None
     return listener
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from gateway import health
 from gateway.cli.demo.checkpoint import make_model
 from gateway.cli.port import port_problem
-from gateway.errors import FitserveError, SettingsError
+from gateway.errors import FitserveError, listen_error
 from gateway.settings import Settings, load_settings
 from gateway.store.data_folder import is_in_use
 
@@ -122,10 +122,7 @@ def _check_alone(settings: Settings, model_arguments: Sequence[str]) -> None:
     if not is_in_use(settings.data):
         problem = port_problem(settings)
         if problem:
-            raise SettingsError(
-                f"Cannot listen on {settings.host} port {settings.port}: {problem}.",
-                hint="Stop the program that uses it, or set FITSERVE_PORT.",
-            )
+            raise listen_error(settings.host, settings.port, problem)
         return
     source = shlex.join(model_arguments) if model_arguments else "NAME SOURCE"
     busy = FitserveError(

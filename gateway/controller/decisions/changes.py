@@ -243,7 +243,7 @@ def diff_plans(old_plan: Plan, new_plan: Plan) -> tuple[Difference, ...]:
     )
 
 
-def why_no_effect(wish: Iterable[Difference], old_plan: Plan, new_plan: Plan) -> str:
+def no_effect_reason(wish: Iterable[Difference], old_plan: Plan, new_plan: Plan) -> str:
     """The reason why a changed wish leaves the plan as it is; "": it changes the plan, or no field
     of the wish is part of a plan."""
     fields = {difference.what for difference in wish}

@@ -200,7 +200,7 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
             hold_reasons[model.name] = "it waits until another model is unloaded"
     is_moving = first is not None or in_progress
     for model in models:
-        if reason := _hold_of_idle_model(model, now, is_moving=is_moving):
+        if reason := _idle_hold_reason(model, now, is_moving=is_moving):
             hold_reasons[model.name] = reason
     return Moves(evictions, hold_reasons, first.name if first is not None else "")
 
@@ -241,7 +241,7 @@ def _is_any(state: State, models: Iterable[LoadedModel]) -> bool:
     return any(copy.state == state for model in models for copy in model.copies)
 
 
-def _hold_of_idle_model(model: LoadedModel, now: float, *, is_moving: bool) -> str:
+def _idle_hold_reason(model: LoadedModel, now: float, *, is_moving: bool) -> str:
     """Why a model that needs no evictions is not loaded; "": it is loaded, or may be.
 
     is_moving: another model has its turn, or a copy is being unloaded.

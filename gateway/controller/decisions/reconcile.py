@@ -149,7 +149,7 @@ class PlanState:
 class Demand:
     """Whether the replica is to be loaded now."""
 
-    hold: str = ""
+    load_block_reason: str = ""
     """Why it must not be loaded now."""
     is_stopped: bool = False
     """Its owner has stopped the model. A stopped model stays out, whatever failed before."""
@@ -202,7 +202,7 @@ def next_action(
     if not (isinstance(action, Rest) and action.state in ("starting", "verifying")):
         return action
     if replica.leaving.reason or replica.demand.is_stopped:
-        return Rest("stopping", replica.leaving.reason or replica.demand.hold)
+        return Rest("stopping", replica.leaving.reason or replica.demand.load_block_reason)
     return action
 
 
@@ -303,7 +303,7 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         )
     if replica.leaving.reason or not (replica.demand.is_requested or replica.demand.is_spare):
         return Rest("asleep")
-    if replica.demand.hold or replica.planning.blocked_reason is not None:
+    if replica.demand.load_block_reason or replica.planning.blocked_reason is not None:
         comes = replica.demand.is_requested and not (
             replica.demand.is_spare
             and replica.planning.blocked_reason
@@ -311,7 +311,7 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         )
         return Rest(
             "starting" if comes else "asleep",
-            replica.demand.hold or replica.planning.blocked_reason or "",
+            replica.demand.load_block_reason or replica.planning.blocked_reason or "",
         )
     return Wake(attempt)
 
@@ -339,14 +339,17 @@ def _next_attempt(
 ) -> Action:
     """The action for a replica without an engine: a new plan, or the reason why none is made."""
     if replica.demand.is_stopped:
-        return Rest("stopped", replica.demand.hold)
+        return Rest("stopped", replica.demand.load_block_reason)
     streak = failures_in_a_row(replica.history)
     delay = _quarantine(streak, replica.policy.max_attempts)
     delay = delay or _back_off(streak, now, backoff_s, backoff_max_s)
     if delay is not None:
         return delay
-    if replica.demand.hold:
-        return Rest("starting" if replica.demand.is_requested else "stopped", replica.demand.hold)
+    if replica.demand.load_block_reason:
+        return Rest(
+            "starting" if replica.demand.is_requested else "stopped",
+            replica.demand.load_block_reason,
+        )
     if replica.planning.blocked_reason is not None:
         return _plan_refusal(replica, replica.planning.blocked_reason)
     return MakePlan()

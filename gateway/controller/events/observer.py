@@ -292,7 +292,7 @@ _MODEL_VALUES = attrgetter(
     "generation",
     "change",
     "trial",
-    "absence",
+    "pause_reason",
     "setback.problem",
 )
 _REPLICA_VALUES = attrgetter("attempt", "status", "progress", "planning.awaited_offers", "eviction")
@@ -300,7 +300,7 @@ _REPLICA_VALUES = attrgetter("attempt", "status", "progress", "planning.awaited_
 
 def _report(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
-    replicas = [_replica(replica, absence=model.absence) for replica in model.replicas]
+    replicas = [_replica(replica, pause_reason=model.pause_reason) for replica in model.replicas]
     if model.trial is not None:
         replicas.append(_replica(model.trial, is_trial=True))
     return ReportedModel(
@@ -321,9 +321,9 @@ def _report(model: ManagedModel) -> ReportedModel:
 
 
 def _replica(
-    replica: ReplicaState, *, is_trial: bool = False, absence: str = ""
+    replica: ReplicaState, *, is_trial: bool = False, pause_reason: str = ""
 ) -> ReportedReplica:
-    eviction_words = ("trials", absence) if absence else None
+    eviction_words = ("trials", pause_reason) if pause_reason else None
     if replica.eviction is not None:
         eviction_words = replica.eviction.cause, replica.eviction.reason
     return ReportedReplica(

@@ -183,7 +183,7 @@ class Fleet:
         caps = {name: last_caps(model) for name, model in neighbours.items()}
         may = self.evictable_copies(requester)
         if requester is not None:
-            requester.offered_copies = frozenset(may)
+            requester.evictable_copies_at_last_plan = frozenset(may)
         evictions = self._eviction_offers(requester, may)
         past = attempts_of(requester, replica) if requester is not None else []
         former_gpus = past[-1].plan.gpus if past else ()
@@ -304,7 +304,7 @@ class Fleet:
             or model.trial is not None
             or model.has_pending_changes
             or model.replicas[index].eviction is not None
-            or model.keeps_until > time.monotonic()
+            or model.no_giving_until_s > time.monotonic()
         ):
             return ()
         attempt = model.replicas[index].attempt
@@ -394,7 +394,7 @@ class Fleet:
         model = self.models[replica.model]
         must_stay = not (
             model.is_stopped
-            or model.hold
+            or model.load_block_reason
             or replica.eviction
             or model.is_deleting
             or model.trial is replica

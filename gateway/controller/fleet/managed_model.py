@@ -364,14 +364,14 @@ class ManagedModel:
     """The serving plan with its measured figures."""
     rival: Rival | None = None
     """A plan that should be better than the running one, by its measurements."""
-    keeps_until: float = 0.0
+    no_giving_until_s: float = 0.0
     """Until this monotonic time the model gives no KV cache, as the last try failed."""
     trial: ReplicaState | None = None
     """Another plan, tried beside the running ones without any client's request.
 
     Once its attempt has ended it only stops.
     """
-    absence: str = ""
+    pause_reason: str = ""
     """Why its engines are stopped for a while, to be restored; "" if they are not."""
     generation: int = 0
     """The generation of the wish in force."""
@@ -386,13 +386,13 @@ class ManagedModel:
     since."""
     used_at: float = 0.0
     """The last use, in Unix seconds; 0: unused since it was added."""
-    hold: str = ""
+    load_block_reason: str = ""
     """Why no copy of it may be loaded now; "" if one may."""
-    is_next: bool = False
+    is_first_in_line: bool = False
     """The model is the first of those that wait for a place."""
     has_requests: bool = False
     """A request waits for it."""
-    offered_copies: frozenset[CopyId] = frozenset()
+    evictable_copies_at_last_plan: frozenset[CopyId] = frozenset()
     """The copies of others that might have been evicted when it was last planned."""
     was_evicted: bool = False
     """The model was evicted, and not loaded since."""

@@ -181,7 +181,7 @@ class ReplicaSteps:
             replica.end_preparation()
         elif (
             replica.planning.awaited_offers
-            and model.is_next
+            and model.is_first_in_line
             and replica.preparation is None
             and replica.planning.intended_plan is not None
         ):
@@ -235,7 +235,7 @@ class ReplicaSteps:
                 replica.planning.waits_for_request,
             ),
             demand=Demand(
-                model.hold or model.absence,
+                model.load_block_reason or model.pause_reason,
                 model.is_stopped,
                 model.asks,
                 _has_spare(model, replica),

@@ -67,7 +67,7 @@ class ShrinkSteps:
             # It may have become ready meanwhile.
             await self._attempts.end(replica, now)
         except FitserveError as error:
-            model.keeps_until = time.monotonic() + _RETRY_S
+            model.no_giving_until_s = time.monotonic() + _RETRY_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))
         finally:
             replica.succession.unrouted_at = None

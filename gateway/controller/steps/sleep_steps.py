@@ -27,7 +27,7 @@ from gateway.planner.sharing.leaving import (
     bytes_occupied,
     bytes_promised_away,
     offers_to_wake,
-    why_not_sleep,
+    sleep_refusal,
 )
 from gateway.store.store import Store
 
@@ -64,7 +64,7 @@ class SleepSteps:
         """Put an idle engine to sleep. If it cannot sleep, its attempt ends instead. Raises
         StoreError."""
         watcher, machine = replica.watcher, await self._planner.hardware()
-        if (reason := why_not_sleep(attempt.plan, machine)) or watcher is None:
+        if (reason := sleep_refusal(attempt.plan, machine)) or watcher is None:
             log.warning("stopped instead of put to sleep", model=replica.model, why=reason)
             replica.spent_attempt = attempt.id
             return

@@ -18,7 +18,6 @@ from gateway.planner.starts import (
     MemoryReading,
     PendingStart,
     PlacedEngine,
-    blocked_by,
     bytes_taken,
     cache_bytes,
     disturbances,
@@ -26,6 +25,7 @@ from gateway.planner.starts import (
     memory_shortage,
     readings,
     shape,
+    start_block,
     start_of,
 )
 
@@ -278,7 +278,7 @@ class StartGate:
         return change_words, None if change_words else bytes_taken(former_readings, now)
 
     def _blocker(self, start: PendingStart) -> Blocked | None:
-        return blocked_by(
+        return start_block(
             start,
             self._waiting_starts.values(),
             self._holders.values(),

@@ -45,7 +45,7 @@ class TrialSteps:
 
         The next gateway brings them back too. Raises StoreError.
         """
-        model.absence = _TRIAL_REASON
+        model.pause_reason = _TRIAL_REASON
         for replica in model.replicas:
             replica.succession.unrouted_at = time.monotonic()
         self._wake()
@@ -61,9 +61,9 @@ class TrialSteps:
 
     def come_back(self, model: ManagedModel) -> None:
         """Let engines that left start again, by the plans that they had."""
-        if not model.absence:
+        if not model.pause_reason:
             return
-        model.absence = ""
+        model.pause_reason = ""
         for replica in model.replicas:
             replica.succession.unrouted_at = None
         self._wake()

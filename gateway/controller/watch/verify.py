@@ -168,7 +168,7 @@ async def _writes(ask: _Ask, context: int) -> None:
         # A byte-level tokenizer makes one token of each character; a tiny context holds only the
         # first of them.
         beginning = prompt if tokens + len(prompt) <= context else prompt[:1]
-        problem = degenerate(await ask(beginning, tokens))
+        problem = degeneration_reason(await ask(beginning, tokens))
         if problem is None:
             return
         problems.append(problem)
@@ -218,7 +218,7 @@ def _burst(plan: Plan) -> tuple[int, int]:
     return max(1, min(seqs, count)), length
 
 
-def degenerate(answer: Completion) -> str | None:
+def degeneration_reason(answer: Completion) -> str | None:
     """Why a completion is not text: empty, one token repeated, or infinite log probabilities; None
     if it is."""
     if not answer.choices:

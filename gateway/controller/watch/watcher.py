@@ -348,8 +348,8 @@ class Watcher:
         """Check whether the core works behind a server that answers. Returns the seconds until the
         next look."""
         waited_s = self._silent_s(self.name)
-        mute = self._freeze.silent_seconds(time.monotonic()) > 0
-        if (waited_s is None and not mute) or not self.observation.verified:
+        is_silent = self._freeze.silent_seconds(time.monotonic()) > 0
+        if (waited_s is None and not is_silent) or not self.observation.verified:
             return self._settings.health_interval_s
         self._freeze.note_metrics(
             time.monotonic(), await metrics_of(self.client, self.url, self._probe_s)
@@ -357,7 +357,7 @@ class Watcher:
         doubtful = not self.observation.freeze_reason and self._freeze.needs_probe(
             time.monotonic(), waited_s, self._probe_s
         )
-        if mute or doubtful:
+        if is_silent or doubtful:
             asked_at = time.monotonic()
             lives = await is_alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s

@@ -247,7 +247,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         return total
 
 
-def too_few_experts(spec: ModelSpec, ranks: int) -> str:
+def expert_split_refusal(spec: ModelSpec, ranks: int) -> str:
     """Why so many ranks cannot have whole experts each; "": they can."""
     if spec.experts is None:
         return "the model has no experts that ranks could share"

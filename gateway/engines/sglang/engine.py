@@ -26,7 +26,7 @@ from gateway.engines.common.candidate import (
     Candidate,
     Default,
     Footprint,
-    too_few_experts,
+    expert_split_refusal,
 )
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
@@ -229,7 +229,7 @@ class SglangRules(SglangKind):
     def grouped_refusal(self, spec: ModelSpec, engine: Engine, ranks: int = 1) -> str:
         """Each rank has as many experts: srt/layers/moe/fused_moe_triton/layer.py:200
         (0.5.10.post1)."""
-        if refusal := too_few_experts(spec, ranks):
+        if refusal := expert_split_refusal(spec, ranks):
             return refusal
         if spec.experts and spec.experts.count % ranks:
             return f"{spec.experts.count} experts cannot be shared evenly by {ranks} GPUs"

@@ -25,7 +25,7 @@ from gateway.engines.common.candidate import (
     Candidate,
     Default,
     Footprint,
-    too_few_experts,
+    expert_split_refusal,
 )
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
@@ -300,7 +300,7 @@ class VllmRules(VllmKind):
         has_flags = {"data-parallel-size", "enable-expert-parallel"} <= engine.flags.keys()
         if not has_flags:
             return f"{engine.ref} has no data parallelism"
-        return too_few_experts(spec, ranks)
+        return expert_split_refusal(spec, ranks)
 
     def layout_flags(self, variant: Variant, engine: Engine) -> dict[str, Scalar]:
         return {"data-parallel-size": variant.dp} if variant.dp > 1 else {}

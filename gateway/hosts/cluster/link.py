@@ -110,7 +110,7 @@ class LinkServer:
         call: Any = None
         number = 0
         try:
-            if absence := self._absence(name) or (source and self._absence(source)):
+            if absence := self._absence_reason(name) or (source and self._absence_reason(source)):
                 writer.write(absence_line(absence))
                 return
             relay = self._relay(name)
@@ -137,7 +137,7 @@ class LinkServer:
             with contextlib.suppress(OSError):
                 await writer.drain()
 
-    def _absence(self, name: str) -> str:
+    def _absence_reason(self, name: str) -> str:
         """The reason why a machine cannot be called, in words; empty: there is none."""
         node = self._nodes.get(name)
         if node is not None and node["state"] == "alive":

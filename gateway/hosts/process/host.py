@@ -46,8 +46,8 @@ from gateway.domain import (
     PreparedView,
     StartConditions,
 )
-from gateway.errors import Conflict, ForeignInstance, HostError
-from gateway.hosts.host import MAX_COMMAND, Machines
+from gateway.errors import ForeignInstance, HostError
+from gateway.hosts.host import MAX_COMMAND, Machines, running_conflict_error
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.caches import Caches, is_empty
@@ -140,11 +140,7 @@ class ProcessHost:
             record = await run_to_end(self._find, spec.name)
             if record is not None and not record.exited:
                 if record.fingerprint != spec.fingerprint:
-                    raise Conflict(
-                        f"{spec.name} already runs with other settings ({record.fingerprint}, not"
-                        f" {spec.fingerprint}).",
-                        hint="Stop it first.",
-                    )
+                    raise running_conflict_error(spec, record.fingerprint)
                 return record.instance
             if record is not None:
                 await self._end(record, grace_s=0)

@@ -61,7 +61,7 @@ class Measurements:
             name,
             serving_attempts[0].plan if serving_attempts else None,
             report,
-            _unusable(serving_attempts, report),
+            _unusable_reason(serving_attempts, report),
         )
         if not result.why:
             await self._compare_plans(model, serving_attempts[0])
@@ -201,7 +201,7 @@ class Measurements:
         await self._compare_plans(model, serving_attempts[0])
 
 
-def _unusable(serving_attempts: list[Attempt], report: BenchReport) -> str:
+def _unusable_reason(serving_attempts: list[Attempt], report: BenchReport) -> str:
     """The reason why nothing can be learned from the measurement, or an empty string."""
     if report.disturbed:
         return report.disturbed

@@ -76,7 +76,7 @@ def gate_devices(
             f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
             "probe",
         )
-    problem = groups.illegal(inputs.spec, built_model, tp, ep=variant.ep, dp=variant.dp)
+    problem = groups.parallel_refusal(inputs.spec, built_model, tp, ep=variant.ep, dp=variant.dp)
     if problem is None or is_in_tower(problem[1] or ""):
         _gate_tower(inputs, engine, built_model, tp)
     if problem is not None:

@@ -97,7 +97,7 @@ def _decide(
     whole_input = inputs.replace_fields(hardware=_all_gpus(nodes), alike_nodes=1)
     best_plans = rank_plans(whole_input, plans, engine_order(engines))
     rejections = tuple(rejection for decision in decisions for rejection in decision.rejected)
-    rejections += tuple(_unlike(kinds, engines))
+    rejections += tuple(_unlike_nodes_refusals(kinds, engines))
     return Decision(
         model=inputs.spec.source,
         hardware=inputs.hardware_name,
@@ -170,7 +170,9 @@ def _able(engines: Sequence[Engine], kind: NodeKind) -> list[Engine]:
     return [engine for engine in engines if engine.device == device]
 
 
-def _unlike(kinds: Sequence[NodeKind], engines: Sequence[Engine]) -> Iterator[Rejected]:
+def _unlike_nodes_refusals(
+    kinds: Sequence[NodeKind], engines: Sequence[Engine]
+) -> Iterator[Rejected]:
     """Why no engine is planned over nodes of several kinds; nothing where all are alike."""
     names = [kind.nodes[0].name for kind in kinds if kind.hardware.gpus]
     if len(names) < 2:

@@ -45,7 +45,7 @@ def kv_offload(
         return number_choice(whole_gib, "set by the user", "user")
     if candidate.inputs.wish.goal != "agents":
         return number_choice(0, NOT_FOR_AGENTS, "planner")
-    if reason := _find_objection(candidate, sleeps=sleeps):
+    if reason := _offload_refusal(candidate, sleeps=sleeps):
         return number_choice(0, reason, f"profile {candidate.engine.ref}")
     link = read_pcie_bytes_s(candidate.gpus[0])
     if link is None or speed is None or not memory.kv_bytes_per_token:
@@ -72,7 +72,7 @@ def kv_offload(
     return number_choice(offload_bytes // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
 
 
-def _find_objection(candidate: Candidate, *, sleeps: bool) -> str:
+def _offload_refusal(candidate: Candidate, *, sleeps: bool) -> str:
     """Why the engine or this plan cannot have it, or has not been measured with it; "": neither."""
     engine, inputs = candidate.engine, candidate.inputs
     kinds = {group.kind for group in candidate.built_model.attention}

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gateway.domain import Decision, Hardware, ModelSpec, Plan, Quant, Wish
+from gateway.domain import Decision, Hardware, ModelSpec, Quant, Wish
 from gateway.domain.record import FrozenRecord
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import Hub, HubUnreachable
@@ -24,6 +24,7 @@ from gateway.models.catalog.hub_search import (
     search_hub,
 )
 from gateway.models.media import media_of
+from gateway.planner.comparison import gpus_of
 from gateway.planner.refusal_words import cause
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, shortcomings, wanted_context
 
@@ -304,7 +305,7 @@ def _attach_plan(
         else f"{plan.quantization.value} at load",
         context=context,
         tokens_s=tokens_s,
-        gpus=_gpus(plan),
+        gpus=gpus_of(plan),
         engine=str(plan.engine),
         weights_bytes=bytes_in_all,
         # Answers of 8-bit weights are as good as those of 16-bit ones, and come sooner.
@@ -318,10 +319,6 @@ def _attach_plan(
         size=bytes_in_all * 16 / bits,
         is_short=any(plan_shortcomings) or context < least_context,
     )
-
-
-def _gpus(plan: Plan) -> int:
-    return len(plan.gpus) * plan.replicas.value
 
 
 def _form(quant: Quant | None) -> str:

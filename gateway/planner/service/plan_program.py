@@ -24,7 +24,7 @@ from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel
 from gateway.models.catalog.hub import Hub
 from gateway.planner.engine_answers import open_questions
-from gateway.planner.refusal_words import why_no_plan
+from gateway.planner.refusal_words import no_plan_reason
 from gateway.planner.service.child_pipes import read_request_frame, take_pipes
 from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.messages import (
@@ -106,7 +106,7 @@ class PlanWorker:
         questions = open_questions(decision)
         return PlanResult(
             plan=decision.plans[0] if decision.plans else None,
-            reason="" if decision.plans else why_no_plan(decision)[:MAX_TEXT],
+            reason="" if decision.plans else no_plan_reason(decision)[:MAX_TEXT],
             decision=_checked_size(decision),
             # If the engine of the best plan cannot be asked, its forecast is started.
             questions=questions[:1] if decision.plans else questions,

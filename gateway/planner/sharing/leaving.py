@@ -1,6 +1,6 @@
 """Offers of models that can sleep or stop, and the offers that a waking model needs. Pure.
 
-why_not_sleep(plan, machine)             why an engine has to stop; "": it can sleep
+sleep_refusal(plan, machine)             why an engine has to stop; "": it can sleep
 leave_offers(awake, asleep)              the offers of copies of models that could leave
 bytes_promised_away(attempt, ...)        memory of a sleeping engine that others were promised
 bytes_occupied(attempt, machine)         memory of a sleeping engine that is not free
@@ -25,7 +25,7 @@ _RETURNED_SHARE = 0.97
 _NOISE_BYTES = 64 * MIB
 
 
-def why_not_sleep(plan: Plan, machine: Hardware) -> str:
+def sleep_refusal(plan: Plan, machine: Hardware) -> str:
     """Why the free RAM cannot hold the weights of the sleeping engine; "": it can."""
     needed_bytes = plan.memory.weights_bytes * max(1, len(plan.gpus))
     free_bytes = machine.ram_available_bytes

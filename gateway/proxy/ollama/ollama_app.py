@@ -30,6 +30,7 @@ from gateway.errors import (
     NotFound,
     TooLarge,
     UpstreamError,
+    no_route_error,
 )
 from gateway.proxy import refusals
 from gateway.proxy.api.foreign_routes import foreign_hint
@@ -152,10 +153,8 @@ class _OllamaCall:
             self._check_method("GET")
             await self._list({"model": path.removeprefix(f"{lm_studio_answers.MODELS}/")})
         else:
-            raise NotFound(
-                f"The route {self._method} {path[:200]} does not exist.",
-                hint=foreign_hint(path) or "docs/api.md lists the calls of Ollama's API.",
-            )
+            hint = foreign_hint(path) or "docs/api.md lists the calls of Ollama's API."
+            raise no_route_error(self._method, path, hint)
 
     async def refuse(self, error: FitserveError) -> None:
         """The error as Ollama tells it, in the head or as a last line."""

@@ -9,7 +9,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from gateway.errors import SettingsError
+from gateway.errors import SettingsError, listen_error
 from gateway.proxy.limits import limit_send_buffer
 from gateway.proxy.upstream_connection import watch_peer
 
@@ -35,10 +35,7 @@ def share(bound: socket.socket, count: int) -> list[socket.socket]:
     except OSError as error:
         for listener in listeners:
             listener.close()
-        raise SettingsError(
-            f"Cannot listen on {address[0]} port {address[1]}: {error.strerror}.",
-            hint="Stop the program that uses it, or set FITSERVE_PORT.",
-        ) from None
+        raise listen_error(address[0], address[1], error.strerror) from None
     return listeners
 
 

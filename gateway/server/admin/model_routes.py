@@ -14,8 +14,8 @@ from gateway.controller.decisions.changes import (
     diff_plans,
     diff_wishes,
     may_need_restart,
+    no_effect_reason,
     starts_same_engine,
-    why_no_effect,
 )
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Decision, ExpectedStart, Hardware, Wish
@@ -246,7 +246,7 @@ async def change_model(
         running_plan = model.serving[0].plan
         answer = answer.evolve(
             plan=diff_plans(running_plan, result.plan),
-            no_effect=why_no_effect(changed_fields, running_plan, result.plan),
+            no_effect=no_effect_reason(changed_fields, running_plan, result.plan),
         )
     if not dry_run:
         await owner_commands.change(model, old_wish, wish, restarts=restarts)

@@ -68,14 +68,16 @@ PROBES: list[tuple[str, dict[str, Any], set[int], str | None]] = [
 ]  # fmt: skip
 
 
-def illegal(spec: ModelSpec, tp: int) -> str | None:
-    problem = parallel.illegal(spec, build(spec), tp)
+def parallel_refusal(spec: ModelSpec, tp: int) -> str | None:
+    problem = parallel.parallel_refusal(spec, build(spec), tp)
     return problem[0] if problem else None
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_legal_sizes_are_the_engines(name: str) -> None:
-    assert {tp for tp in range(1, 9) if illegal(published_model(name), tp) is None} == SIZES[name]
+    assert {
+        tp for tp in range(1, 9) if parallel_refusal(published_model(name), tp) is None
+    } == SIZES[name]
 
 
 @pytest.mark.parametrize(("name", "changes", "sizes", "reason"), PROBES)
@@ -83,16 +85,18 @@ def test_each_reason_to_refuse_is_the_engines(
     name: str, changes: dict[str, Any], sizes: set[int], reason: str | None
 ) -> None:
     spec = published_model(name, None, **changes)
-    assert {tp for tp in range(1, 9) if illegal(spec, tp) is None} == sizes
-    assert reason in (illegal(spec, 3) or "") if reason else illegal(spec, 3) is None
+    assert {tp for tp in range(1, 9) if parallel_refusal(spec, tp) is None} == sizes
+    assert (
+        reason in (parallel_refusal(spec, 3) or "") if reason else parallel_refusal(spec, 3) is None
+    )
 
 
 def test_experts_stored_as_one_tensor_divide_by_their_size() -> None:
     fused_tensors = tensors({"model.layers.0.mlp.experts.gate_up_proj": (4, 4096, 28672)})
     fields = config("mixtral-8x7b", model_type="other", intermediate_size=14338)
     spec = model_from_config(fields, tensors=fused_tensors)
-    assert illegal(spec, 2) is None
-    assert "14338" in (illegal(spec, 4) or "")
+    assert parallel_refusal(spec, 2) is None
+    assert "14338" in (parallel_refusal(spec, 4) or "")
 
 
 @given(CONFIGS, st.none() | TENSORS, st.integers(1, 8))
@@ -103,7 +107,7 @@ def test_every_model_that_was_read_has_an_answer_for_every_size(
         spec = model_from_config(fields, tensors=headers)
     except BadModel:
         return
-    reason = illegal(spec, tp)
+    reason = parallel_refusal(spec, tp)
     assert reason is None or (tp > 1 and reason)
 
 

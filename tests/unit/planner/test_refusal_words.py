@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import Decision, EngineHere, ModelForm, Promise, WouldFit
 from gateway.domain.units import GIB
 from gateway.planner.explain import rejections
-from gateway.planner.refusal_words import cause, cure, refusal_lines, why_no_plan
+from gateway.planner.refusal_words import cause, cure, no_plan_reason, refusal_lines
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.planning import decide
@@ -55,7 +55,7 @@ def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:
     assert len(refusal_lines(with_forms)) == 5
     change = fitting.evolve(change="Leave out `--tp`: it fits")
     assert cure(decision_with_holders.evolve(would_fit=change)) == "Leave out `--tp`: it fits."
-    assert why_no_plan(decision_with_holders.evolve(would_fit=change)).endswith(
+    assert no_plan_reason(decision_with_holders.evolve(would_fit=change)).endswith(
         "Leave out `--tp`: it fits."
     )
 

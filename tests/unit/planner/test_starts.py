@@ -16,7 +16,6 @@ from gateway.planner.starts import (
     MemoryReading,
     PendingStart,
     PlacedEngine,
-    blocked_by,
     bytes_taken,
     cache_bytes,
     disturbances,
@@ -24,6 +23,7 @@ from gateway.planner.starts import (
     memory_shortage,
     readings,
     shape,
+    start_block,
     undisturbed_attempts,
 )
 from tests.support.makers import attempt, machine, plan
@@ -58,7 +58,7 @@ def block_of(
     waiting: tuple[PendingStart, ...] = (),
     now: float = 0.0,
 ) -> Blocked | None:
-    return blocked_by(asking, (asking, *waiting), other_engines, now, LIMIT_S)
+    return start_block(asking, (asking, *waiting), other_engines, now, LIMIT_S)
 
 
 def test_engines_start_one_after_the_other_on_one_gpu_and_side_by_side_on_others() -> None:
@@ -205,7 +205,7 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(
     while waiting:
         loads: list[PlacedEngine] = []
         for pending_start in tuple(waiting):
-            if blocked_by(pending_start, waiting, loads, 0.0, LIMIT_S) is None:
+            if start_block(pending_start, waiting, loads, 0.0, LIMIT_S) is None:
                 waiting.remove(pending_start)
                 loads.append(
                     PlacedEngine(

@@ -117,10 +117,10 @@ def _layer_speculation(
     spec = target.spec
     drafting = drafting_layers(spec, rules.mtp)
     own_layers = drafting.layers if drafting is not None else None
-    reason = _reason_against_own_layers(spec, own_layers, engine, rules)
+    reason = _own_layers_refusal(spec, own_layers, engine, rules)
     staged = rules.mtp.staged
     own_class = staged.get(spec.model_type) or staged.get(spec.architecture)
-    reason = reason or _reason_against_stages(own_class, target.rank.pp, engine, rules)
+    reason = reason or _stages_refusal(own_class, target.rank.pp, engine, rules)
     groups = () if reason else drafting_groups(spec, own_layers or 1)
     rows = target.attends(groups)
     refusals = (
@@ -167,7 +167,7 @@ def _layer_speculation(
     )
 
 
-def _reason_against_own_layers(
+def _own_layers_refusal(
     spec: ModelSpec, own_layers: int | None, engine: Engine, rules: SpeculativeRules
 ) -> str:
     """Why the target has no layers that draft; "": it has some."""
@@ -180,9 +180,7 @@ def _reason_against_own_layers(
     return ""
 
 
-def _reason_against_stages(
-    name: str | None, pp: int, engine: Engine, rules: SpeculativeRules
-) -> str:
+def _stages_refusal(name: str | None, pp: int, engine: Engine, rules: SpeculativeRules) -> str:
     """Why the class `name` cannot draft in the stages of its target; "": it can."""
     # Versions whose drafters have one stage list no `staged` classes.
     if pp == 1 or not rules.mtp.staged or name not in engine.no_stages:
@@ -224,12 +222,10 @@ def _drafter_speculation(
         "config.json of the drafter" if drafter.tokens else "planner",
     )
     rows = target.attends(drafter.attention) if drafter.method in rules.methods else ()
-    against_stages = _reason_against_stages(
-        _class_of(drafter, rules), target.rank.pp, engine, rules
-    )
+    against_stages = _stages_refusal(_class_of(drafter, rules), target.rank.pp, engine, rules)
     refusals = [
-        *_unloadable(spec, drafter, engine, rules),
-        *_unfit(spec, drafter, target.rank.tp),
+        *_load_refusals(spec, drafter, engine, rules),
+        *_size_refusals(spec, drafter, target.rank.tp),
         *([_refusal(drafter.method, against_stages)] if against_stages else []),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
@@ -260,7 +256,7 @@ def _drafter_speculation(
     )
 
 
-def _unloadable(
+def _load_refusals(
     spec: ModelSpec, drafter: Drafter, engine: Engine, rules: SpeculativeRules
 ) -> list[Refusal]:
     """Why this version cannot load the drafter, or not for this target."""
@@ -327,7 +323,7 @@ def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
     return name
 
 
-def _unfit(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
+def _size_refusals(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
     """Why the drafter's sizes do not fit the target's, or the ranks."""
     result = []
     if drafter.target_hidden not in (None, spec.hidden):

@@ -22,8 +22,8 @@ from gateway.controller.decisions.changes import (
     is_as_good,
     may_need_restart,
     next_step,
+    no_effect_reason,
     starts_same_engine,
-    why_no_effect,
 )
 from tests.support.examples import quicker
 from tests.support.makers import plan, wish
@@ -169,17 +169,18 @@ def test_a_wish_that_keeps_the_plan_has_a_reason() -> None:
         f"max model len stays {first_plan.max_model_len.value}: {first_plan.max_model_len.reason}"
     )
     assert (
-        why_no_effect(diff_wishes(wish(), wish(max_context=10**6)), first_plan, first_plan) == text
+        no_effect_reason(diff_wishes(wish(), wish(max_context=10**6)), first_plan, first_plan)
+        == text
     )
-    assert "follows from engines" in why_no_effect(
+    assert "follows from engines" in no_effect_reason(
         diff_wishes(wish(), wish(engines=["vllm"])), first_plan, first_plan
     )
     # A policy is no part of a plan, and another plan speaks for itself.
-    assert not why_no_effect(
+    assert not no_effect_reason(
         diff_wishes(wish(), wish(policy={"wait_s": 5})), first_plan, first_plan
     )
     other_plan = first_plan.evolve(argv=(*first_plan.argv, "--seed=3"))
-    assert not why_no_effect(diff_wishes(wish(), wish(max_context=5)), first_plan, other_plan)
+    assert not no_effect_reason(diff_wishes(wish(), wish(max_context=5)), first_plan, other_plan)
 
 
 def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:

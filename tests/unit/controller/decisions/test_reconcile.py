@@ -281,7 +281,7 @@ def test_an_engine_that_leaves_finishes_its_answers_and_stops() -> None:
 @pytest.mark.parametrize("replica_fields", [{"leaving": "no request for 5m"}, {"is_stopped": True}])
 def test_no_engine_is_shown_as_starting_while_it_stops(replica_fields: dict[str, Any]) -> None:
     reason = replica_fields.get("leaving", "its owner stopped it")
-    replica_fields = {"hold": reason, **replica_fields}
+    replica_fields = {"load_block_reason": reason, **replica_fields}
     asleep = attempt(state="ready", ready_at=NOW - 5, asleep=Asleep(since=NOW - 1))
     other_instance = instance(attempt(), fingerprint="another")
     for fields in (
@@ -295,12 +295,17 @@ def test_no_engine_is_shown_as_starting_while_it_stops(replica_fields: dict[str,
 
 
 def test_a_model_held_back_is_not_planned_but_shows_its_last_failure() -> None:
-    assert act(hold="the next request loads it") == Rest("stopped", "the next request loads it")
-    assert act(hold="it waits for its turn", is_requested=True) == Rest(
+    assert act(load_block_reason="the next request loads it") == Rest(
+        "stopped", "the next request loads it"
+    )
+    assert act(load_block_reason="it waits for its turn", is_requested=True) == Rest(
         "starting", "it waits for its turn"
     )
-    assert act(hold="x", blocked_reason="needs 40 GiB") == Rest("stopped", "x")
-    action = act(hold="x", history=tuple(failed_attempt(number, "oom") for number in range(1, 6)))
+    assert act(load_block_reason="x", blocked_reason="needs 40 GiB") == Rest("stopped", "x")
+    action = act(
+        load_block_reason="x",
+        history=tuple(failed_attempt(number, "oom") for number in range(1, 6)),
+    )
     assert action.state == "quarantined"
 
 
@@ -342,7 +347,7 @@ def test_a_sleeping_engine_wakes_on_a_request_when_its_turn_has_come() -> None:
     assert act(**rests) == Rest("asleep")
     assert act(**rests, is_requested=True) == Wake(sleeping_attempt)
     assert act(**rests, is_requested=True, is_busy=True).state == "starting"
-    assert act(**rests, is_requested=True, hold="another is first") == Rest(
+    assert act(**rests, is_requested=True, load_block_reason="another is first") == Rest(
         "starting", "another is first"
     )
     assert act(**rests, is_requested=True, blocked_reason="waits: b sleeps") == Rest(
@@ -362,7 +367,9 @@ def test_a_spare_copy_wakes_only_where_there_is_room() -> None:
         "is_spare": True,
     }
     assert act(**rests) == Wake(sleeping_attempt)
-    assert act(**rests, hold="other models load first") == Rest("asleep", "other models load first")
+    assert act(**rests, load_block_reason="other models load first") == Rest(
+        "asleep", "other models load first"
+    )
     assert act(**rests, blocked_reason="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
     assert act(**rests, is_requested=True, blocked_reason="it lacks 3 GiB") == Rest(
         "asleep", "it lacks 3 GiB"

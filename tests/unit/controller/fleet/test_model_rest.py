@@ -37,8 +37,8 @@ _OTHER_MODEL_FIELDS = {
     "inquiry_problems": "an inquiry is a task",
     "inquiry_lock": "an inquiry is a task",
     "measured_plan": "of a serving plan",
-    "keeps_until": "of a serving plan",
-    "offered_copies": "of a model with requests, which does not rest",
+    "no_giving_until_s": "of a serving plan",
+    "evictable_copies_at_last_plan": "of a model with requests, which does not rest",
 }
 _OTHER_REPLICA_FIELDS = {
     "model": "it never changes",
@@ -119,7 +119,7 @@ def test_a_model_rests_until_something_changes() -> None:
     assert looked_at(rests, model, circumstances=True)
     for name, value in (
         ("is_stopped", True),
-        ("hold", "it waits"),
+        ("load_block_reason", "it waits"),
         ("wish", wish(name="m", aliases=("n",))),
     ):
         rests.note([model], False, 100.0)

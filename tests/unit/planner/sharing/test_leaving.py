@@ -16,7 +16,7 @@ from gateway.planner.sharing.leaving import (
     bytes_promised_away,
     leave_offers,
     offers_to_wake,
-    why_not_sleep,
+    sleep_refusal,
 )
 from gateway.planner.sharing.offers import bytes_given
 from tests.support.makers import GIB, attempt, machine, plan
@@ -41,8 +41,8 @@ def asleep(gave: int) -> Attempt:
 def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> None:
     hardware = machine("3090").evolve(ram_total_bytes=64 * GIB)
     weights = PLAN.memory.weights_bytes
-    assert why_not_sleep(PLAN, hardware.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
-    assert "of 64.00 GiB are free" in why_not_sleep(
+    assert sleep_refusal(PLAN, hardware.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
+    assert "of 64.00 GiB are free" in sleep_refusal(
         PLAN, hardware.evolve(ram_available_bytes=weights + 3 * GIB)
     )
 

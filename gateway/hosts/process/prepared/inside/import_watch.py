@@ -175,7 +175,7 @@ class ImportWatch:
         return exec_module
 
     def _refuse_unforkable(self) -> None:
-        if (reason := unforkable()) is None:
+        if (reason := fork_refusal()) is None:
             return
         culprit = self._stack[-1] if self._stack else "the process itself"
         for name in self._stack:
@@ -208,7 +208,7 @@ class LearningFinder:
                 os.write(self._file, f"{name}\n".encode())
 
 
-def unforkable() -> str | None:
+def fork_refusal() -> str | None:
     """The reason why no fork of this process could be an engine; None: there is none."""
     for device in ("cuda", "xpu"):
         if getattr(sys.modules.get(f"torch.{device}"), "_initialized", False):

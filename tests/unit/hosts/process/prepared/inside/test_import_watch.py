@@ -15,12 +15,12 @@ int cuDeviceGetCount(int *count) { *count = 1; return begun ? 0 : 3; }
 """
 PROGRAM = """
 import ctypes, sys
-from gateway.hosts.process.prepared.inside.import_watch import begins_cuda, unforkable
-print(begins_cuda(), unforkable())
+from gateway.hosts.process.prepared.inside.import_watch import begins_cuda, fork_refusal
+print(begins_cuda(), fork_refusal())
 driver = ctypes.CDLL(sys.argv[1])
-print(begins_cuda(), unforkable())
+print(begins_cuda(), fork_refusal())
 driver.cuInit(0)
-print(begins_cuda(), unforkable())
+print(begins_cuda(), fork_refusal())
 """
 
 
@@ -43,10 +43,10 @@ CULPRITS = 24
 LEARNED = """
 import os, sys, threading
 from pathlib import Path
-from gateway.hosts.process.prepared.inside.import_watch import ImportWatch, unforkable
+from gateway.hosts.process.prepared.inside.import_watch import ImportWatch, fork_refusal
 watch = ImportWatch(Path(sys.argv[1]))
 watch.import_all(["large"])
-print(unforkable(), sorted(name for name in watch.refused_names))
+print(fork_refusal(), sorted(name for name in watch.refused_names))
 print(sorted(name for name in sys.modules if name.startswith(("plain", "inner"))))
 """
 
