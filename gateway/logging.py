@@ -24,22 +24,22 @@ class Logger:
         self._logger = logging.getLogger(name)
 
     def info(self, event: str, /, **fields: Any) -> None:
-        self._write(logging.INFO, event, fields)
+        self._write_line(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: Any) -> None:
-        self._write(logging.WARNING, event, fields)
+        self._write_line(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: Any) -> None:
-        self._write(logging.ERROR, event, fields)
+        self._write_line(logging.ERROR, event, fields)
 
     def critical(self, event: str, /, **fields: Any) -> None:
-        self._write(logging.CRITICAL, event, fields)
+        self._write_line(logging.CRITICAL, event, fields)
 
     def exception(self, event: str, /, **fields: Any) -> None:
         """Log an error with the traceback of the exception that is being handled."""
-        self._write(logging.ERROR, event, {"exc_info": True, **fields})
+        self._write_line(logging.ERROR, event, {"exc_info": True, **fields})
 
-    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
+    def _write_line(self, level: int, event: str, fields: dict[str, Any]) -> None:
         trace = fields.pop("exc_info", None)
         self._logger.log(level, event, exc_info=trace, extra={"fields": fields})
 
@@ -62,7 +62,7 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line = {
-            **_fields(record),
+            **_record_fields(record),
             "event": record.getMessage(),
             "logger": record.name,
             "level": record.levelname.lower(),
@@ -83,7 +83,7 @@ class LineFormatter(logging.Formatter):
         time = datetime.datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         level = record.levelname.lower()
         fields = " ".join(
-            f"{name}={_format_value(value)}" for name, value in _fields(record).items()
+            f"{name}={_format_value(value)}" for name, value in _record_fields(record).items()
         )
         event = f"{time} {'' if level in _USUAL_LEVELS else f'{level}: '}{record.getMessage()}"
         line = visible(f"{event}  {fields}" if fields else event)
@@ -98,7 +98,7 @@ def _format_value(value: object) -> str:
     return str(value) if is_word else repr(value)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
+def _record_fields(record: logging.LogRecord) -> dict[str, Any]:
     fields: dict[str, Any] = getattr(record, "fields", {})
     return fields
 

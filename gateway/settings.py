@@ -334,7 +334,7 @@ class Settings(BaseModel):
     @field_validator("origins")
     @classmethod
     def _check_origins(cls, text: str) -> str:
-        for origin in _split(text):
+        for origin in _split_at_commas(text):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"{shown_address(origin)[:100]!r} is not an origin; give SCHEME://HOST or"
@@ -345,7 +345,7 @@ class Settings(BaseModel):
     @field_validator("media_hosts")
     @classmethod
     def _check_media_hosts(cls, text: str) -> str:
-        for host in _split(text):
+        for host in _split_at_commas(text):
             if not _MEDIA_HOST.fullmatch(host):
                 raise ValueError(
                     f"{shown_address(host)[:100]!r} is not a host; give a name or an address"
@@ -399,7 +399,7 @@ class Settings(BaseModel):
     @field_validator("webhook")
     @classmethod
     def _check_webhooks(cls, urls: Secret | None) -> Secret | None:
-        texts = _split(urls.reveal()) if urls is not None else ()
+        texts = _split_at_commas(urls.reveal()) if urls is not None else ()
         for number, url in enumerate(texts, 1):
             url_parts = urlsplit(url)
             if (
@@ -434,7 +434,7 @@ class Settings(BaseModel):
     @field_validator("webhook_events")
     @classmethod
     def _check_event_kinds(cls, patterns: str) -> str:
-        for pattern in _split(patterns):
+        for pattern in _split_at_commas(patterns):
             if not any(fnmatchcase(kind, pattern) for kind in EVENT_KINDS):
                 raise ValueError(
                     f"{pattern[:100]!r} is not a kind of event; docs/events.md lists them"
@@ -443,20 +443,20 @@ class Settings(BaseModel):
 
     @property
     def webhook_urls(self) -> tuple[Secret, ...]:
-        texts = _split(self.webhook.reveal()) if self.webhook is not None else ()
+        texts = _split_at_commas(self.webhook.reveal()) if self.webhook is not None else ()
         return tuple(Secret(url) for url in texts)
 
     @property
     def webhook_kinds(self) -> tuple[str, ...]:
-        return _split(self.webhook_events)
+        return _split_at_commas(self.webhook_events)
 
     @property
     def web_origins(self) -> tuple[str, ...]:
-        return tuple(sorted({origin.lower() for origin in _split(self.origins)}))
+        return tuple(sorted({origin.lower() for origin in _split_at_commas(self.origins)}))
 
     @property
     def hosts_of_media(self) -> tuple[str, ...]:
-        return tuple(host for host in _split(self.media_hosts) if host != "none")
+        return tuple(host for host in _split_at_commas(self.media_hosts) if host != "none")
 
     @property
     def engine_media_hosts(self) -> tuple[str, ...]:
@@ -480,7 +480,7 @@ class Settings(BaseModel):
         if self.model_folders == "none":
             return ()
         folders = []
-        for text in _split(self.model_folders):
+        for text in _split_at_commas(self.model_folders):
             with suppress(RuntimeError):
                 folders.append(Path(os.path.normpath(Path(text).expanduser().absolute())))
         return tuple(folders)
@@ -520,7 +520,7 @@ class Settings(BaseModel):
             return False
 
 
-def _split(text: str) -> tuple[str, ...]:
+def _split_at_commas(text: str) -> tuple[str, ...]:
     """The parts of a text with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 

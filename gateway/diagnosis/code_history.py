@@ -61,22 +61,22 @@ def function_hash(path: str, name: str) -> int:
     path: below the folder of packages.
     name: as a traceback has it.
     """
-    return _hash(f"{path}:{name}")
+    return _text_hash(f"{path}:{name}")
 
 
 def line_hash(path: str, name: str, line: str) -> int:
     """The hash of a line of code in a function, without its indent."""
-    return _hash(f"{path}:{name}:{line.strip()}")
+    return _text_hash(f"{path}:{name}:{line.strip()}")
 
 
 def text_hashes(text: str) -> Iterator[int]:
     """The hashes of all places in a text at which a constant part of a message can begin."""
     words = _WORD.findall(text)
     for at in range(len(words) - _WORDS + 1):
-        yield _hash(" ".join(words[at : at + _WORDS]))
+        yield _text_hash(" ".join(words[at : at + _WORDS]))
 
 
-def _hash(text: str) -> int:
+def _text_hash(text: str) -> int:
     return zlib.crc32(text.encode()) >> (32 - _BITS)
 
 
@@ -109,11 +109,11 @@ class CodeHistory:
     def has(self, path: str, name: str, version: str) -> bool:
         """Whether the last version has a function that this version has there."""
         key = function_hash(path, name)
-        for step in self._steps(version, self._versions[-1]):
+        for step in self._steps_between(version, self._versions[-1]):
             key = step.moved.get(key, key)
-        return _has(self._read_whole().new, key)
+        return _has_key(self._read_whole().new, key)
 
-    def _steps(self, older_version: str, newer_version: str) -> list[CodeStep]:
+    def _steps_between(self, older_version: str, newer_version: str) -> list[CodeStep]:
         bounds = release(older_version), release(newer_version)
         versions = [
             version for version in self._versions if bounds[0] < release(version) <= bounds[1]
@@ -127,11 +127,11 @@ class CodeHistory:
         """
         key, first = function_hash(path, name), None
         line_key = line_hash(path, name, line) if line.strip() else -1
-        for step in self._steps(*bounds):
-            if _has(step.removals, key):
+        for step in self._steps_between(*bounds):
+            if _has_key(step.removals, key):
                 return first if first else CodeChange(step.version, "gone")
-            if _has(step.changed, key):
-                if _has(step.lines_gone, line_key):
+            if _has_key(step.changed, key):
+                if _has_key(step.lines_gone, line_key):
                     return CodeChange(step.version, "line")
                 first = first or CodeChange(step.version, "changed")
             if key in step.moved:
@@ -141,8 +141,8 @@ class CodeHistory:
     def differs(self, path: str, name: str, older_version: str, newer_version: str) -> bool:
         """Whether an older version has other code in a function of a newer one, or none."""
         key = function_hash(path, name)
-        for step in reversed(self._steps(older_version, newer_version)):
-            if _has(step.changed, key) or _has(step.new, key):
+        for step in reversed(self._steps_between(older_version, newer_version)):
+            if _has_key(step.changed, key) or _has_key(step.new, key):
                 return True
             key = next((old_key for old_key, new_key in step.moved.items() if new_key == key), key)
         return False
@@ -151,8 +151,8 @@ class CodeHistory:
         """The first version after `older_version`, up to `newer_version`, that has no message with
         such words."""
         hashes = list(text_hashes(text))
-        for step in self._steps(older_version, newer_version):
-            if any(_has(step.texts_gone, key) for key in hashes):
+        for step in self._steps_between(older_version, newer_version):
+            if any(_has_key(step.texts_gone, key) for key in hashes):
                 return step.version
         return None
 
@@ -160,13 +160,13 @@ class CodeHistory:
         """The last version up to `newer_version`, after `older_version`, that began to print such a
         message."""
         hashes = list(text_hashes(text))
-        for step in reversed(self._steps(older_version, newer_version)):
-            if any(_has(step.texts_new, key) for key in hashes):
+        for step in reversed(self._steps_between(older_version, newer_version)):
+            if any(_has_key(step.texts_new, key) for key in hashes):
                 return step.version
         return None
 
 
-def _has(keys: Sequence[int], key: int) -> bool:
+def _has_key(keys: Sequence[int], key: int) -> bool:
     at = bisect_left(keys, key)
     return at < len(keys) and keys[at] == key
 
@@ -178,7 +178,12 @@ def encode(step: CodeStep) -> bytes:
     moved_keys = sorted(step.moved.items())
     body = b"".join(_gaps(getattr(step, name)) for name in SECTIONS)
     body += _gaps([old_key for old_key, _ in moved_keys])
-    return header.encode() + b"\n" + body + b"".join(_number(new_key) for _, new_key in moved_keys)
+    return (
+        header.encode()
+        + b"\n"
+        + body
+        + b"".join(_packed_number(new_key) for _, new_key in moved_keys)
+    )
 
 
 def decode(data: bytes) -> CodeStep:
@@ -188,7 +193,7 @@ def decode(data: bytes) -> CodeStep:
     if words[:4] != _HEADER.split(" ") or len(words) != 6 + len(SECTIONS) + 1:
         raise ValueError("not a step of an engine's history")
     counts = list(map(int, words[6:]))
-    numbers = _numbers(body, sum(counts) + counts[-1])
+    numbers = _unpacked_numbers(body, sum(counts) + counts[-1])
     sections, at = [], 0
     for count in counts:
         total, keys = 0, []
@@ -205,11 +210,11 @@ def decode(data: bytes) -> CodeStep:
 
 def _gaps(keys: Sequence[int]) -> bytes:
     return b"".join(
-        _number(key - former_key) for former_key, key in zip((0, *keys), keys, strict=False)
+        _packed_number(key - former_key) for former_key, key in zip((0, *keys), keys, strict=False)
     )
 
 
-def _number(value: int) -> bytes:
+def _packed_number(value: int) -> bytes:
     """A number in groups of seven bits, the lowest first."""
     encoded = bytearray()
     while value > 127:
@@ -219,7 +224,7 @@ def _number(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _numbers(data: bytes, count: int) -> list[int]:
+def _unpacked_numbers(data: bytes, count: int) -> list[int]:
     numbers, value, shift = [], 0, 0
     for byte in data:
         value |= (byte & 127) << shift

@@ -335,7 +335,9 @@ class LogReader:
                 former_traceback.is_traced or is_worker_fault
             ) and not former_traceback.is_ignored
             if is_noted and evidence.disregards(process):
-                evidence.note_fault(self._unproven(text, shape), is_of_worker=is_worker_fault)
+                evidence.note_fault(
+                    self._unproven_candidate(text, shape), is_of_worker=is_worker_fault
+                )
             return True
         return False
 
@@ -367,7 +369,7 @@ class LogReader:
         candidate.shape = shape._replace(phase=candidate.phase)
         candidate.is_bare = is_bare and proof is None
         candidate.set_message(line.text, len(text))
-        self._add(candidate, process, line)
+        self._add_candidate(candidate, process, line)
 
     def _end_thread(self, line: LogLine, text: str, shape: Shape, process: ProcessTrace) -> None:
         """Read the exception of a thread. Such an exception ends no engine, but is the failure
@@ -375,7 +377,7 @@ class LogReader:
         evidence = self._evidence
         if not evidence.is_serving:
             if not self._add_hint(line, text, process) and not evidence.quoted_candidates:
-                evidence.quoted_candidates = (self._unproven(text, shape),)
+                evidence.quoted_candidates = (self._unproven_candidate(text, shape),)
         else:
             proof = evidence.prove_exception(line.text, process)
             process.thread_error = self._candidate(proof, text, process)
@@ -490,7 +492,7 @@ class LogReader:
         if not (evidence.disregards(process) or process.is_ignored or in_request):
             phase = evidence.phase(None, process)
             shape = Shape(exception, text, tuple(process.files), phase)
-            process.cut_off = self._unproven(text, shape)
+            process.cut_off = self._unproven_candidate(text, shape)
 
     def _read_plain_line(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         """Read a line that is no exception: it counts where the log ends without a failure."""
@@ -504,14 +506,14 @@ class LogReader:
             return
         shape = Shape("", line.text, tuple(process.files), self.progress.phase)
         if line.level is not None or not line.is_header or forms.FAILURE_WORD.search(text):
-            evidence.add_complaint(self._unproven(text, shape))
+            evidence.add_complaint(self._unproven_candidate(text, shape))
         if self._add_hint(line, text, process) or evidence.quoted_candidates:
             return
         if quotation := forms.QUOTED_EXCEPTION.search(line.text):
             shape = shape._replace(exception=quotation["name"])
             evidence.quoted_candidates = (
-                self._unproven(text, shape._replace(message=quotation["message"])),
-                self._unproven(text, shape),
+                self._unproven_candidate(text, shape._replace(message=quotation["message"])),
+                self._unproven_candidate(text, shape),
             )
 
     def _add_hint(self, line: LogLine, text: str, process: ProcessTrace) -> bool:
@@ -525,7 +527,9 @@ class LogReader:
         if proof is None:
             return False
         phase = self._evidence.phase(proof[0], process)
-        self._add(FailureCandidate(*proof, text, self._lines.number, phase), process, line)
+        self._add_candidate(
+            FailureCandidate(*proof, text, self._lines.number, phase), process, line
+        )
         return True
 
     def _candidate(self, proof: Proof | None, text: str, process: ProcessTrace) -> FailureCandidate:
@@ -535,10 +539,12 @@ class LogReader:
         culprit = evidence.culprit(proof, process) if proof else {}
         return FailureCandidate(row, culprit, text, self._lines.number, phase)
 
-    def _unproven(self, text: str, shape: Shape) -> FailureCandidate:
+    def _unproven_candidate(self, text: str, shape: Shape) -> FailureCandidate:
         return FailureCandidate.unproven(text, self._lines.number, shape)
 
-    def _add(self, candidate: FailureCandidate, process: ProcessTrace, line: LogLine) -> None:
+    def _add_candidate(
+        self, candidate: FailureCandidate, process: ProcessTrace, line: LogLine
+    ) -> None:
         row, evidence = candidate.row, self._evidence
         if evidence.disregards(process) and not (isinstance(row, TextSignature) and row.line_start):
             process.serving_error = process.serving_error or candidate

@@ -70,22 +70,22 @@ class LogVerdict:
     @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of its message may make it clearer."""
-        return self._failure(self._proof())
+        return self._failure_of(self._proof())
 
     @property
     def verdict(self) -> Failure | None:
         """The failure that the log proves if it ends here."""
-        return self._failure(self._cause())
+        return self._failure_of(self._cause())
 
     @property
     def diagnosis(self) -> Failure | None:
         """The kind that words speak for where the verdict names no cause, else the verdict."""
         cause = self._cause()
-        return self._failure(self._likely(cause) or cause) or self._fault()
+        return self._failure_of(self._likely(cause) or cause) or self._fault()
 
     def _proof(self) -> FailureCandidate | None:
         unproven_candidates = (
-            [candidate for candidate in self._unproven() if not candidate.is_bare]
+            [candidate for candidate in self._unproven_candidates() if not candidate.is_bare]
             if self._evidence.death
             else []
         )
@@ -95,7 +95,9 @@ class LogVerdict:
         if not proven:
             return self._death(self._evidence.progress.phase) if self._evidence.death else None
         first = min(proven, key=lambda candidate: (candidate.rank, candidate.number))
-        return first if first.row is not None else self._best(unproven_candidates) or first
+        return (
+            first if first.row is not None else self._best_candidate(unproven_candidates) or first
+        )
 
     def _cause(self) -> FailureCandidate | None:
         """The candidate of the verdict."""
@@ -104,7 +106,7 @@ class LogVerdict:
             return self._error_before_death(proven) or proven
         if self._evidence.is_serving and proven is None:
             return None
-        unproven_candidates = self._unproven()
+        unproven_candidates = self._unproven_candidates()
         quoted_candidates = [*self._evidence.quoted_candidates[:1]]
         cut_off = self._cut_tracebacks()
         for candidates in (
@@ -115,7 +117,7 @@ class LogVerdict:
             quoted_candidates,
             self._quote_context(),
         ):
-            best_candidate = self._best(candidates)
+            best_candidate = self._best_candidate(candidates)
             if best_candidate is not None and best_candidate.row is not None:
                 return best_candidate
         if self._evidence.warning is not None and not unproven_candidates:
@@ -133,7 +135,7 @@ class LogVerdict:
         ):
             return None
         raised_candidates = [
-            *self._unproven(),
+            *self._unproven_candidates(),
             *self._quoted_death(""),
             *self._cut_tracebacks(),
             *self._evidence.quoted_candidates[:1],
@@ -170,7 +172,7 @@ class LogVerdict:
         row, words, index = proof
         return replace(candidates[index], row=row, culprit={"words": ", ".join(words)})
 
-    def _unproven(self) -> list[FailureCandidate]:
+    def _unproven_candidates(self) -> list[FailureCandidate]:
         return [
             candidate
             for candidate in self._evidence.candidates
@@ -200,9 +202,11 @@ class LogVerdict:
         """The error before a process was reported dead, in a traceback without its beginning."""
         if death.rank != DEATH:
             return None
-        raised_candidates = [candidate for candidate in self._unproven() if candidate.shape.frames]
+        raised_candidates = [
+            candidate for candidate in self._unproven_candidates() if candidate.shape.frames
+        ]
         raised_candidates += self._quoted_death(death.phase)
-        best_candidate = self._best(
+        best_candidate = self._best_candidate(
             [candidate for candidate in raised_candidates if candidate.number < death.number]
         )
         return (
@@ -211,7 +215,7 @@ class LogVerdict:
             else None
         )
 
-    def _best(self, candidates: list[FailureCandidate]) -> FailureCandidate | None:
+    def _best_candidate(self, candidates: list[FailureCandidate]) -> FailureCandidate | None:
         """The first with a row, also by its structure; without any the first."""
         for candidate in candidates:
             if candidate.row is not None:
@@ -242,9 +246,9 @@ class LogVerdict:
             return FailureCandidate(_PEER_FAILURE, {}, line, number, phase)
         shape = Shape(name["name"] if name else "", message, (), phase)
         candidate = FailureCandidate(None, {}, line, number, phase, shape=shape)
-        return self._best([candidate]) or candidate
+        return self._best_candidate([candidate]) or candidate
 
-    def _failure(self, candidate: FailureCandidate | None) -> Failure | None:
+    def _failure_of(self, candidate: FailureCandidate | None) -> Failure | None:
         if candidate is None:
             return None
         row = candidate.row or _UNKNOWN_FAILURE
@@ -269,7 +273,7 @@ class LogVerdict:
             self._evidence.faults.values(), key=lambda fault: fault[1], default=(None, 0)
         )
         failure = (
-            self._failure(self._match_fault(first)) if first and number >= _MIN_REPEATS else None
+            self._failure_of(self._match_fault(first)) if first and number >= _MIN_REPEATS else None
         )
         if failure is None:
             return None
@@ -281,7 +285,7 @@ class LogVerdict:
         proof = self._evidence.prove_text(f"{candidate.shape.exception}: {candidate.shape.message}")
         if proof is not None and self._signatures.can_fail_serving(proof[0].kind):
             return replace(candidate, row=proof[0], culprit=proof[1])
-        return self._best([candidate])
+        return self._best_candidate([candidate])
 
     def _case(self, row: FailureSignature, candidate: FailureCandidate) -> Case:
         """The case that the cure of a failure depends on."""

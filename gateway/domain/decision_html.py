@@ -20,22 +20,22 @@ _PLAN_HEAD = ("rank", "engine", "GPUs", "copies", "context", "tokens/s alone", "
 
 def decision_html(decision: Decision) -> str:
     """The first plan with its reasons, the other plans, and the refusals. All texts are escaped."""
-    parts = [f"<p><b>{_text(decision.model)}</b> on {_text(decision.hardware)}</p>"]
+    parts = [f"<p><b>{_escaped_text(decision.model)}</b> on {_escaped_text(decision.hardware)}</p>"]
     if decision.plans:
         parts += [
-            f"<p>{_text(reason)}</p>"
+            f"<p>{_escaped_text(reason)}</p>"
             for reason in (decision.gpu_choice, decision.why_gpus)
             if reason
         ]
         parts += [_plans_table(decision.plans), _choices_table(decision.plans[0])]
     else:
-        parts += [f"<p>{_text(line)}</p>" for line in decision.refusal or ("No plan.",)]
+        parts += [f"<p>{_escaped_text(line)}</p>" for line in decision.refusal or ("No plan.",)]
     if decision.rejected:
         rows = [
             (str(rejection.engine), _layout(rejection), rejection.verdict, rejection.reasons[0])
             for rejection in decision.rejected[:_MAX_REFUSALS]
         ]
-        table = _table(("engine", "layout", "refused by", "reason"), rows)
+        table = _html_table(("engine", "layout", "refused by", "reason"), rows)
         title = f"{len(decision.rejected)} rejected{_limit_words(decision.rejected, len(rows))}"
         parts.append(f"<details><summary>{title}</summary>{table}</details>")
     return "\n".join(parts)
@@ -71,7 +71,7 @@ def _plan_rows(plans: Sequence[Plan]) -> list[tuple[object, ...]]:
 
 def _plans_table(plans: Sequence[Plan]) -> str:
     words = _limit_words(plans, _MAX_PLANS)
-    table = _table(_PLAN_HEAD, _plan_rows(plans))
+    table = _html_table(_PLAN_HEAD, _plan_rows(plans))
     return table + (f"<p>{len(plans)} plans{words}.</p>" if words else "")
 
 
@@ -100,17 +100,19 @@ def _choices_table(plan: Plan) -> str:
     )
     for (name, value, reason), count in (backends + kernels).items():
         rows.append((f"{name} x{count}", value, reason))
-    table = _table(("choice", "value", "reason"), rows)
+    table = _html_table(("choice", "value", "reason"), rows)
     return f"<details><summary>Reasons of the first plan</summary>{table}</details>"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    titles = "".join(f"<th>{_text(title)}</th>" for title in head)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+def _html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    titles = "".join(f"<th>{_escaped_text(title)}</th>" for title in head)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{_escaped_text(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _text(value: object) -> str:
+def _escaped_text(value: object) -> str:
     return escape(str(value))
 
 

@@ -51,7 +51,7 @@ class NodesHost:
         await self._host.prepare(engine, report)
 
     async def expect(self, spec: LaunchSpec) -> None:
-        await _gather(map(self._host.expect, part_specs(spec) if spec.nodes else [spec]))
+        await _gather_all(map(self._host.expect, part_specs(spec) if spec.nodes else [spec]))
 
     async def start(self, spec: LaunchSpec) -> Instance:
         if not spec.nodes:
@@ -67,7 +67,7 @@ class NodesHost:
             # A part that waits for the former ones could not meet the new ones.
             await self.stop(spec.name, 0)
         try:
-            instances = await _gather(map(self._host.start, part_specs(spec)))
+            instances = await _gather_all(map(self._host.start, part_specs(spec)))
         except BaseException:
             await self.stop(spec.name, 0)
             raise
@@ -77,10 +77,12 @@ class NodesHost:
         return join_parts(await self._host.list())
 
     async def stop(self, name: str, grace_s: float) -> None:
-        await _gather(self._host.stop(part, grace_s) for part in await self._parts(name))
+        await _gather_all(
+            self._host.stop(part, grace_s) for part in await self._nodes_by_part(name)
+        )
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        groups = await _gather(map(self._host.processes, await self._parts(name)))
+        groups = await _gather_all(map(self._host.processes, await self._nodes_by_part(name)))
         return tuple(process for group in groups for process in group)
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
@@ -91,7 +93,9 @@ class NodesHost:
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """The lines of all parts as they come."""
-        marks = {part: _mark(part, node) for part, node in (await self._parts(name)).items()}
+        marks = {
+            part: _mark(part, node) for part, node in (await self._nodes_by_part(name)).items()
+        }
         async with aclosing(PartLogs(self._host, marks).lines()) as lines:
             async for line in lines:
                 yield line
@@ -116,7 +120,7 @@ class NodesHost:
     async def close(self) -> None:
         await self._host.close()
 
-    async def _parts(self, name: str) -> dict[str, str]:
+    async def _nodes_by_part(self, name: str) -> dict[str, str]:
         """The nodes of the engine's parts, by the names of the parts in order; the engine's own
         name where none is listed, as its log may still be there."""
         parts = {
@@ -134,7 +138,7 @@ def _mark(name: str, node: str) -> bytes:
     return f"({node} pid={part.number}) ".encode() if part is not None and part.number else b""
 
 
-async def _gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def _gather_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All answers, once all calls have ended. Raises the first error."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:

@@ -58,7 +58,7 @@ def read_adapter(
     for tensor, shape in tensors.items():
         if (match := _PART.fullmatch(tensor)) is not None:
             parts.setdefault(match[1] or match[3], {})[(match[2] or match[4])[-1]] = shape.shape
-    layers = [_layer(source, module, shapes) for module, shapes in sorted(parts.items())]
+    layers = [_adapter_layer(source, module, shapes) for module, shapes in sorted(parts.items())]
     if not layers:
         raise BadModel(
             f"The adapter {source} has no LoRA tensors in adapter_model.safetensors.",
@@ -113,7 +113,7 @@ def _ranks(fields: Fields) -> list[int]:
     return ranks
 
 
-def _layer(source: str, module: str, shapes: Mapping[str, tuple[int, ...]]) -> AdapterLayer:
+def _adapter_layer(source: str, module: str, shapes: Mapping[str, tuple[int, ...]]) -> AdapterLayer:
     first, second = shapes.get("A", ()), shapes.get("B", ())
     if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
         raise BadModel(

@@ -157,7 +157,7 @@ def _scale_for_sglang(limit: ContextLimit, fields: Fields) -> ContextLimit:
     kind = block.get("rope_type", block.get("type"))
     if "original_max_position_embeddings" in block or kind == "llama3":
         return limit
-    return _times(limit, _number(block.get("factor")) or 1.0, name)
+    return _multiplied_limit(limit, _positive_number(block.get("factor")) or 1.0, name)
 
 
 def _scale_for_vllm(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
@@ -171,12 +171,12 @@ def _scale_for_vllm(limit: ContextLimit, fields: Fields, traits: Collection[str]
     ] or [block]
     for layer_block in blocks:
         kind = str(layer_block.get("rope_type", layer_block.get("type")))
-        factor = _number(layer_block.get("factor")) or 1.0
+        factor = _positive_number(layer_block.get("factor")) or 1.0
         original = layer_block.get("original_max_position_embeddings")
         if kind == "yarn" and YARN_SCALES in traits and type(original) is int and original > 0:
-            return _times(ContextLimit(original, f"{name} in config.json"), factor, "")
+            return _multiplied_limit(ContextLimit(original, f"{name} in config.json"), factor, "")
         if kind not in _SCALED_ROPE_KINDS and factor != 1.0:
-            return _times(limit, factor, name)
+            return _multiplied_limit(limit, factor, name)
     return limit
 
 
@@ -194,14 +194,14 @@ def _rope(fields: Fields) -> tuple[str, Mapping[str, Any]] | None:
     )
 
 
-def _times(limit: ContextLimit, factor: float, name: str) -> ContextLimit:
+def _multiplied_limit(limit: ContextLimit, factor: float, name: str) -> ContextLimit:
     if factor == 1.0:
         return limit
     source_text = f"{limit.source}, times {factor:g}" + (f" of {name}" if name else "")
     return ContextLimit(max(1, int(limit.tokens * factor)), source_text)
 
 
-def _number(value: object) -> float | None:
+def _positive_number(value: object) -> float | None:
     """The value, if it is a number that a context can be multiplied with."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -133,7 +133,7 @@ _DEPTH = 3
 def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of content beside text, of image, video and audio. Empty: the model reads text."""
     names = config.get("architectures")
-    blocks = list(_blocks(config, _DEPTH))
+    blocks = list(_nested_configs(config, _DEPTH))
     named_kinds = [
         kind
         for kind, fields in _FIELDS.items()
@@ -149,9 +149,9 @@ def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(named_kinds)
 
 
-def _blocks(config: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
+def _nested_configs(config: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
     """The config and the objects inside it."""
     yield config
     for value in config.values():
         if depth and isinstance(value, Mapping):
-            yield from _blocks(value, depth - 1)
+            yield from _nested_configs(value, depth - 1)

@@ -54,7 +54,7 @@ def read_drafter(
     architecture, model_type = top.first_word("architectures"), layer.word("model_type")
     method = _method(top, kind, architecture, model_type)
     hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
-    tokens, tokens_source = _tokens(top, method)
+    tokens, tokens_source = _tokens_of_draft(top, method)
     fields = Fields({**layer.config, **config}, source)
     inner_fields = Fields(
         fields.mapping("dflash_config", fields.mapping("eagle_config", {})), source
@@ -63,10 +63,12 @@ def read_drafter(
     if method == "draft_model":
         draft_model = read_model(source, revision, config, tensors, None, (), None)
     attention = (
-        draft_model.attention if draft_model else _attention(layer, fields, inner_fields, method)
+        draft_model.attention
+        if draft_model
+        else _drafter_attention(layer, fields, inner_fields, method)
     )
     draft_vocab = fields.integer("draft_vocab_size", default=vocab)
-    layers = _numbers(fields, inner_fields)
+    layers = _target_layers(fields, inner_fields)
     if draft_vocab > vocab:
         raise fields.field_error("draft_vocab_size", f"no larger than the vocabulary of {vocab}")
     size = fields.integer("target_hidden_size", default=0, minimum=0) or None
@@ -144,7 +146,7 @@ def _has_own_vocabulary(top: Fields) -> bool:
     return top.config.get("draft_vocab_size") is not None
 
 
-def _tokens(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
+def _tokens_of_draft(top: Fields, method: DraftMethod) -> tuple[int | None, str]:
     """The tokens of one draft, and the field that says so."""
     if "speculators_config" in top.config:
         methods = top.mapping("speculators_config", {}).get("proposal_methods")
@@ -178,7 +180,7 @@ def _token_count(fields: Fields, name: str) -> int:
     return count
 
 
-def _numbers(draft: Fields, inner_fields: Fields) -> tuple[int, ...]:
+def _target_layers(draft: Fields, inner_fields: Fields) -> tuple[int, ...]:
     """Layers of the target whose outputs the drafter reads; empty: the engine chooses three."""
     for fields, name in (
         (draft, "aux_hidden_state_layer_ids"),
@@ -198,7 +200,7 @@ def _numbers(draft: Fields, inner_fields: Fields) -> tuple[int, ...]:
     return ()
 
 
-def _attention(
+def _drafter_attention(
     layer: Fields, draft: Fields, inner_fields: Fields, method: DraftMethod
 ) -> tuple[AttentionGroup, ...]:
     if method == "mtp":

@@ -65,7 +65,7 @@ def read_model(
     file_bytes: size of the weight files.
     """
     top = Fields(config, source)
-    fields = add_defaults(_text(top))
+    fields = add_defaults(_text_config(top))
     architecture = top.first_word("architectures")
     family = top.word("model_type")
     plan = blueprint_of(config, source, structure=structure)
@@ -77,7 +77,7 @@ def read_model(
     # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
     # file has one.
     headless = task not in GENERATION_TASKS or _has_tied_head(plan)
-    groups, drafts = _groups(tensors, fields, source, headless=headless)
+    groups, drafts = _tensor_groups(tensors, fields, source, headless=headless)
     return ModelSpec(
         source=source,
         revision=revision,
@@ -109,7 +109,7 @@ def read_model(
     )
 
 
-def _groups(
+def _tensor_groups(
     tensors: Mapping[str, Tensor] | None, fields: Fields, source: str, *, headless: bool
 ) -> tuple[tuple[TensorGroup, ...], tuple[TensorGroup, ...]]:
     """The tensors that engines load, and those of layers that only draft. Raises BadModel."""
@@ -145,7 +145,7 @@ def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
     )
 
 
-def _text(top: Fields) -> Fields:
+def _text_config(top: Fields) -> Fields:
     """The config of the text model, nested or not."""
     if top.word("model_type") in NESTED_FAMILIES:
         return Fields(top.mapping("text_config", top.config), top.source)
@@ -231,7 +231,7 @@ def add_quant_files(spec: ModelSpec, files: Mapping[str, Mapping[str, Any]]) -> 
     """The model with the quantization that files beside config.json describe, by name. Raises
     BadModel."""
     top = Fields(spec.config, spec.source)
-    quant = quant_of(top, _text(top), files)
+    quant = quant_of(top, _text_config(top), files)
     floats = spec.tensors_from == "headers" and all(
         group.dtype in _FLOATS for group in spec.tensors
     )

@@ -59,7 +59,7 @@ def check_command(
     for flag in flags:
         _check_flag(engine, flag, own_names, folder)
     _check_own_flags(engine, own_flags, own_names, (served_name(model), "0.0.0.0", str(port)))
-    _check_weights(_split(own_flags[0])[1] or "", folder)
+    _check_weights(_split_flag(own_flags[0])[1] or "", folder)
 
 
 def _arguments(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def _check_own_flags(
     own_names: their names by the engine's spelling.
     address: name, host and port of the engine.
     """
-    pairs = [_split(flag) for flag in own_flags]
+    pairs = [_split_flag(flag) for flag in own_flags]
     if [own_names.get(name) for name, _ in pairs] != [*GATEWAY_FLAGS]:
         raise BadFlag(
             f"The command of {engine.ref} does not end with the model, its name, and where it"
@@ -128,7 +128,9 @@ def _drop_node_flags(
     where they are no such set, or name another address than one of `peers`."""
     forms = _node_forms(engine, peers)
     node_flags = set().union(*forms)
-    items = [(argument, name) for argument in flags if (name := _split(argument)[0]) in node_flags]
+    items = [
+        (argument, name) for argument in flags if (name := _split_flag(argument)[0]) in node_flags
+    ]
     if not items:
         return flags
     names = {name for _, name in items}
@@ -144,7 +146,7 @@ def _drop_node_flags(
                 f"{argument[:80]!r} names no machine that engines of this one may meet.",
                 param="argv",
             )
-    return tuple(argument for argument in flags if _split(argument)[0] not in names)
+    return tuple(argument for argument in flags if _split_flag(argument)[0] not in names)
 
 
 def _node_forms(engine: Engine, peers: Collection[str]) -> list[dict[str, str]]:
@@ -241,7 +243,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
 def _check_flag(
     engine: Engine, flag_text: str, planned_args: Mapping[str, str], folder: str
 ) -> None:
-    name, text = _split(flag_text)
+    name, text = _split_flag(flag_text)
     value: Scalar = True if text is None else text
     if text is None and name not in engine.flags:
         name, value = name.removeprefix("no-"), False
@@ -260,7 +262,7 @@ def _check_flag(
     check_value(engine, name, engine.flags[name], value)
 
 
-def _split(flag_text: str) -> tuple[str, str | None]:
+def _split_flag(flag_text: str) -> tuple[str, str | None]:
     """The name of a flag and its value; a switch has none, and other items have no name."""
     name, separator, value = flag_text.partition("=")
     return name[2:] if name.startswith("--") else "", value if separator else None

@@ -42,7 +42,7 @@ def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[Rejected]) -> str
         sentences.append(
             f"{layout_of(first)} over {layout_of(other_layout)}: {gains(first, other_layout)}"
         )
-    return "; ".join(sentences) or _figures(first)
+    return "; ".join(sentences) or _plan_figures(first)
 
 
 def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Plan]) -> str:
@@ -117,7 +117,7 @@ def layout_of(plan: Plan) -> str:
     return layout + (f" x{copies}" if copies > 1 else "")
 
 
-def _figures(plan: Plan) -> str:
+def _plan_figures(plan: Plan) -> str:
     speed, memory = plan.speed, plan.memory
     sentences = []
     if speed is not None:

@@ -316,7 +316,7 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     typed = _convert(flag, value, engine_kind(engine.kind).magnitudes)
     if typed is None:
         raise BadFlag(
-            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_quote(value)}.",
+            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_quoted_value(value)}.",
             hint="Correct the value.",
             param="args",
         )
@@ -326,13 +326,13 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
         _check_keys(f"--{name} of {engine.ref}", json.loads(str(typed)), flag.keys)
     if flag.choices is not None and str(typed) not in flag.choices:
         suggestion = _suggest_name(
-            f"--{name} of {engine.ref} cannot be {_quote(value)}", str(typed), flag.choices
+            f"--{name} of {engine.ref} cannot be {_quoted_value(value)}", str(typed), flag.choices
         )
         raise BadFlag(suggestion, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
     low, high = _RANGES.get(next(iter(canonical(engine, {name: typed}))), (-math.inf, math.inf))
     if isinstance(typed, int | float) and not low <= typed <= high:
         raise BadFlag(
-            f"--{name} is {_quote(value)}; it must be at least {low} and at most {high}.",
+            f"--{name} is {_quoted_value(value)}; it must be at least {low} and at most {high}.",
             hint="Correct the value.",
             param="args",
         )
@@ -344,9 +344,7 @@ def _check_keys(flag: str, document: object, keys: Collection[str]) -> None:
     if not isinstance(document, dict):
         raise BadFlag(f"{flag} takes a JSON object, not a list.", hint=hint, param="args")
     if closed_keys := sorted(document.keys() - set(keys)):
-        mistake = (
-            f"{flag} cannot set {_quote(closed_keys[0])}: only fields for longer contexts are open."
-        )
+        mistake = f"{flag} cannot set {_quoted_value(closed_keys[0])}: only fields for longer contexts are open."
         raise BadFlag(mistake, hint=hint, param="args")
 
 
@@ -362,7 +360,7 @@ def check_text(name: str, value: str, *, param: str, lines: bool = False) -> Non
         raise BadFlag(refusal.message, hint=refusal.hint, param=param)
 
 
-def _quote(value: Scalar) -> str:
+def _quoted_value(value: Scalar) -> str:
     huge = isinstance(value, int) and abs(value) >= 2**64
     return "a huge number" if huge else repr(str(value)[:80])
 
@@ -385,16 +383,20 @@ def _convert(flag: Flag, value: Scalar, magnitudes: Mapping[str, int]) -> Scalar
                 return {"true": True, "false": False, "": True}.get(value.lower())
             return value if isinstance(value, bool) else None
         case "int" | "float":
-            return None if isinstance(value, bool) else _number(flag, value, magnitudes)
+            return None if isinstance(value, bool) else _numeric_value(flag, value, magnitudes)
         case "json":
             return _json(value) if isinstance(value, str) else None
         case _:
             return (
-                None if isinstance(value, bool) or _quote(value) == "a huge number" else str(value)
+                None
+                if isinstance(value, bool) or _quoted_value(value) == "a huge number"
+                else str(value)
             )
 
 
-def _number(flag: Flag, value: str | float, magnitudes: Mapping[str, int]) -> int | float | None:
+def _numeric_value(
+    flag: Flag, value: str | float, magnitudes: Mapping[str, int]
+) -> int | float | None:
     text = value.strip() if isinstance(value, str) else ""
     end = text.lstrip("0123456789.") if flag.type == "int" else ""
     factor = magnitudes.get(end, 1)

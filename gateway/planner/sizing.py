@@ -47,7 +47,7 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     share holds too little context. Raises Refused, whose evidence has the missing memory."""
     if candidate.stage_candidates:
         return _stage_sizes(candidate, batch)
-    footprint = _footprint(candidate, batch)
+    footprint = _footprint_of(candidate, batch)
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     sizes_found, refusal = None, None
     for limit, limit_cap in _limits(footprint, batch):
@@ -219,7 +219,7 @@ def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
     """
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     footprints = [
-        _footprint(stage_candidate, batch) for stage_candidate in candidate.stage_candidates
+        _footprint_of(stage_candidate, batch) for stage_candidate in candidate.stage_candidates
     ]
     budgets = _stage_budgets(candidate, footprints, batch)
     best_sizes: Sizes | None = None
@@ -249,22 +249,24 @@ def _stage_budgets(
         rules.largest_budget(footprint, budget) or budget
         for footprint, budget in zip(footprints, usual_budgets, strict=True)
     ]
-    shared_usual = min(usual_budgets, key=_share)
+    shared_usual = min(usual_budgets, key=_share_of_gpu)
     budgets: list[tuple[Budget, Cap | None]] = [
         (shared_usual, None),
-        (min(largest_budgets, key=_share), None),
+        (min(largest_budgets, key=_share_of_gpu), None),
     ]
     pairs = list(zip(footprints, usual_budgets, strict=True))
     if _takes_only_needed_cache(candidate):
         needed_budget = max(
-            (_needed_budget(footprint, batch, budget) for footprint, budget in pairs), key=_share
+            (_needed_budget(footprint, batch, budget) for footprint, budget in pairs),
+            key=_share_of_gpu,
         )
-        budgets.insert(0, (min(shared_usual, needed_budget, key=_share), None))
+        budgets.insert(0, (min(shared_usual, needed_budget, key=_share_of_gpu), None))
     if (cap := _cap(candidate)) is not None:
         limited = max(
-            (_limit_budget(footprint, budget, cap) for footprint, budget in pairs), key=_share
+            (_limit_budget(footprint, budget, cap) for footprint, budget in pairs),
+            key=_share_of_gpu,
         )
-        budgets.insert(0, (min(shared_usual, limited, key=_share), cap))
+        budgets.insert(0, (min(shared_usual, limited, key=_share_of_gpu), cap))
     return budgets
 
 
@@ -288,7 +290,7 @@ def _sizes_of_narrowest_stage(
     )
 
 
-def _share(budget: Budget) -> float:
+def _share_of_gpu(budget: Budget) -> float:
     return float(budget.flags.get(_SHARE, 0))
 
 
@@ -307,7 +309,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
     seqs, state_warning = stateful_requests(footprint, batch.seqs, budget.bytes)
     if seqs is not batch.seqs:
         batch = batch._replace(seqs=seqs)
-        footprint = _footprint(candidate, batch)
+        footprint = _footprint_of(candidate, batch)
     scope = candidate.scope | {"budget": budget.limit_text}
     estimate = rules.divide_budget(footprint, budget.bytes)
     memory = _correct_memory(footprint, estimate, batch)
@@ -355,7 +357,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
     )
 
 
-def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
+def _footprint_of(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
     query = 1 + candidate.speculation.slots
@@ -473,7 +475,9 @@ def _context(
 def batch_of(candidate: Candidate) -> Batch:
     """The engine's own defaults where no option is set: its authors measured them."""
     seqs = _size_choice(candidate, "max-num-seqs", *candidate.rules.default_seqs(candidate))
-    tokens = _size_choice(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
+    tokens = _size_choice(
+        candidate, "max-num-batched-tokens", *_batched_tokens(candidate, seqs.value)
+    )
     return Batch(seqs, tokens, _eager(candidate, seqs.value))
 
 
@@ -520,7 +524,7 @@ def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
     )
 
 
-def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
+def _batched_tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     value, reason, source = candidate.rules.default_tokens(candidate)
     variant = candidate.variant
     is_smaller = (variant.conservative or variant.small) and value > _MIN_TOKENS

@@ -63,7 +63,7 @@ def stateful_requests(
 
     Raises Refused where the engine would end for so many.
     """
-    estimate = _estimate(footprint, budget_bytes)
+    estimate = _estimate_states(footprint, budget_bytes)
     if estimate is None or limit.value <= estimate.requests:
         return limit, ""
     if limit.source == "user":
@@ -81,7 +81,7 @@ def stateful_requests(
         effect = "computes no more" if candidate.rules.caps_requests else _MAY_REFUSE
         return limit, f"{excess_words}. The engine {effect}."
     requests, estimate = _search_requests(footprint, estimate, limit.value, budget_bytes)
-    reason = _reason(footprint, estimate.kv_bytes)
+    reason = _states_reason(footprint, estimate.kv_bytes)
     if requests < estimate.expected_count:
         reason += "; fewer, since that size is an estimate"
     return int_choice(requests, reason, _SOURCE), ""
@@ -106,10 +106,10 @@ def limit_to_states(
     fits = footprint.cache.states(kv_bytes) // per_request
     if planned_choice.value <= fits or not fits:
         return planned_choice
-    return int_choice(_round_down(fits), _reason(footprint, kv_bytes), _SOURCE)
+    return int_choice(_round_down(fits), _states_reason(footprint, kv_bytes), _SOURCE)
 
 
-def _reason(footprint: Footprint, kv_bytes: int) -> str:
+def _states_reason(footprint: Footprint, kv_bytes: int) -> str:
     cache = footprint.cache
     per_request = cache.states_per_request
     text = f"{per_request} for each request" if per_request > 1 else "one for each request"
@@ -126,20 +126,20 @@ def _search_requests(
     """
     low, high = states.requests, limit
     for _ in range(_TRIALS):
-        estimate = _estimate(_replace_requests(footprint, low), budget_bytes) or states
+        estimate = _estimate_states(_replace_requests(footprint, low), budget_bytes) or states
         high = min(high, estimate.requests)
         middle = _round_down((low + high + 1) // 2)
         if middle <= low:
             break
-        trial = _estimate(_replace_requests(footprint, middle), budget_bytes)
+        trial = _estimate_states(_replace_requests(footprint, middle), budget_bytes)
         if trial is not None and trial.requests >= middle:
             low, states = middle, trial
         else:
             high = middle - 1
-    return low, _estimate(_replace_requests(footprint, low), budget_bytes) or states
+    return low, _estimate_states(_replace_requests(footprint, low), budget_bytes) or states
 
 
-def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
+def _estimate_states(footprint: Footprint, budget_bytes: int) -> _States | None:
     """None: no layer has a state, or not one request has."""
     cache, rules = footprint.cache, footprint.candidate.rules
     per_request = cache.states_per_request

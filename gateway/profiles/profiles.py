@@ -264,10 +264,10 @@ class Profiles(ProfileTables):
         return {
             engine.ref: rules
             for engine in engines
-            if (rules := self._rules(engine.ref)) is not None
+            if (rules := self._rules_of(engine.ref)) is not None
         }
 
-    def _rules(self, ref: str) -> EngineRules | None:
+    def _rules_of(self, ref: str) -> EngineRules | None:
         if ref not in self._known_rules:
             # A version without rules uses those of the version that its profile names.
             ruled = self.engine(ref).guessed_from or ref
@@ -284,7 +284,7 @@ class Profiles(ProfileTables):
             for name in fields.keys() & {choice.of for choice in choices}:
                 file_choices = [choice for choice in choices if choice.of == name]
                 other_rules = {
-                    choice.rules: getattr(self._rules(choice.rules), name)
+                    choice.rules: getattr(self._rules_of(choice.rules), name)
                     for choice in file_choices
                     if choice.rules
                 }
@@ -296,7 +296,7 @@ class Profiles(ProfileTables):
         """The rules of linear kernels; those whose code is a further version's are taken there."""
         kernels = dict(linear.kernels)
         for version, names in self.engine(ref).kernels_as.items():
-            rules = self._rules(version)
+            rules = self._rules_of(version)
             if rules is not None and rules.linear is not None:
                 other_kernels = rules.linear.kernels
                 kernels |= {
@@ -364,7 +364,7 @@ class Profiles(ProfileTables):
             EngineRef(
                 kind=ref.partition("==")[0],
                 version=ref.partition("==")[2],
-                image=self._head(ref).get("image"),
+                image=self._profile_head(ref).get("image"),
             )
             for ref in self.engine_files
             if self._device(ref) == device
@@ -387,13 +387,13 @@ class Profiles(ProfileTables):
         return (
             self._engines[ref].device
             if ref in self._engines
-            else str(self._head(ref).get("device"))
+            else str(self._profile_head(ref).get("device"))
         )
 
     @cached_property
     def images(self) -> frozenset[str]:
         """The image of every engine."""
-        images = {ref: str(self._head(ref).get("image")) for ref in self.engine_files}
+        images = {ref: str(self._profile_head(ref).get("image")) for ref in self.engine_files}
         # Versions of a kind have images of one name.
         derived_images = {
             image.replace(ref.partition("==")[2], diff_file.partition("==")[2])
@@ -415,9 +415,11 @@ class Profiles(ProfileTables):
             for ref, path in self.engine_files.items()
             if self._learned_path is None or not path.is_relative_to(self._learned_path)
         ]
-        return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in shipped_refs)
+        return AllowedImages(
+            repository(str(self._profile_head(ref).get("image"))) for ref in shipped_refs
+        )
 
-    def _head(self, ref: str) -> dict[str, Any]:
+    def _profile_head(self, ref: str) -> dict[str, Any]:
         """The part of an engine's file before the generated one."""
         if ref not in self._heads:
             head = self.documents.first(self.engine_files[ref])

@@ -190,7 +190,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         exchange = self._current_exchange = Exchange(
             self, repeat.meaning, new_id(), True, body, True
         )
-        self._run(exchange)
+        self._run_exchange(exchange)
         return True
 
     @property
@@ -206,7 +206,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         if self.transport.is_closing():
-            return  # see `_end`
+            return  # see `_close_when_read`
         self._stall = None
         self._update_reading()
         current_exchange = self._current_exchange
@@ -230,7 +230,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_busy():
             self._turns.append(request)
         else:
-            self._begin(request)
+            self._begin_request(request)
 
     def request_complete(self, request: Exchange | AsgiRequest | None) -> None:
         """Take the end of a request that was read in full. None: the request was already
@@ -243,7 +243,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if request is not self._current_exchange:
             request.upload.keep_body()
         elif isinstance(request, Exchange) and request.state == "reading":
-            self._run(request)
+            self._run_exchange(request)
         if self.is_reading_paused:
             self._update_reading()
 
@@ -253,7 +253,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if request is not self._current_exchange:
                 request.upload.keep_body()
             elif isinstance(request, Exchange) and request.may_start():
-                self._run(request)
+                self._run_exchange(request)
                 if request.state in ("connecting", "queued"):
                     self.pause_upload()
             elif not request.takes_more_bytes():
@@ -301,17 +301,17 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _is_busy(self) -> bool:
         return self._current_exchange is not None or bool(self._turns)
 
-    def _begin(self, request: Exchange | AsgiRequest) -> None:
+    def _begin_request(self, request: Exchange | AsgiRequest) -> None:
         """Give `request` its turn."""
         self._current_exchange = request
         if isinstance(request, AsgiRequest):
             request.start()
         elif request.upload.is_whole:
-            self._loop.call_soon(self._run, request)
+            self._loop.call_soon(self._run_exchange, request)
         elif request.request_head.headers.get(b"expect", b"").lower() == b"100-continue":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _run(self, exchange: Exchange) -> None:
+    def _run_exchange(self, exchange: Exchange) -> None:
         """Run `exchange`, of whose body enough was read."""
         if self.transport.is_closing() or exchange is not self._current_exchange:
             # The connection closed while the previous answer was written, or this request was
@@ -372,7 +372,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._turns and self.is_write_paused:
             return
         if self._turns:
-            self._begin(self._turns.popleft())
+            self._begin_request(self._turns.popleft())
             if self.is_reading_paused:
                 self._update_reading()
         elif self._pending_refusal:
@@ -447,9 +447,9 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.transport.write_eof()
             self.deadline = self._loop.time() + limits.LINGER_S
         else:
-            self._end()
+            self._close_when_read()
 
-    def _end(self) -> None:
+    def _close_when_read(self) -> None:
         """Close once the client has received all written bytes, which may never happen."""
         self.transport.close()
         if self._stall is None:
@@ -474,7 +474,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             elif self._reader.is_in_head or self._reader.is_in_body:
                 self.refuse_and_close(refusals.slow_request_error())
             else:
-                self._end()
+                self._close_when_read()
         elif (self._stall is not None and self._stall.is_over(time)) or (
             self.is_reading_paused and limits.has_peer_closed(self.transport)
         ):
@@ -491,7 +491,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._current_exchange is not None:
             self._current_exchange.keep_alive = False
         else:
-            self._end()
+            self._close_when_read()
 
     @property
     def exchange(self) -> Exchange | None:

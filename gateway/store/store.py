@@ -344,7 +344,7 @@ class Store:
         with self._database.change() as db:
             old_ids: dict[tuple[str, object], list[int]] = {}
             for number, text in db.execute("SELECT id, fact FROM facts"):
-                old_ids.setdefault(_subject(text), []).append(number)
+                old_ids.setdefault(_fact_subject(text), []).append(number)
             outdated = [
                 number
                 for (kind, _), numbers in old_ids.items()
@@ -352,7 +352,9 @@ class Store:
                 for number in numbers
             ]
             rows = [(fact.model_dump_json(), fact.at or 0.0) for fact in facts]
-            outdated += [number for text, _ in rows for number in old_ids.get(_subject(text), [])]
+            outdated += [
+                number for text, _ in rows for number in old_ids.get(_fact_subject(text), [])
+            ]
             db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in outdated])
             db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
 
@@ -434,19 +436,19 @@ class Store:
 
 def _learn_speeds(db: sqlite3.Connection, facts: Iterable[Fact]) -> None:
     old_values = {
-        _subject(row[1]): row[0]
+        _fact_subject(row[1]): row[0]
         for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")
     }
     for fact in facts:
         text = fact.model_dump_json()
-        db.execute("DELETE FROM facts WHERE id=?", (old_values.get(_subject(text), 0),))
+        db.execute("DELETE FROM facts WHERE id=?", (old_values.get(_fact_subject(text), 0),))
         values = (text, fact.attempt, fact.at or 0.0)
         db.execute(
             "INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values
         )
 
 
-def _subject(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _fact_subject(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Kind and scope of a fact."""
     fact = json.loads(text)
     return fact["kind"], tuple(sorted(fact["scope"].items()))

@@ -980,7 +980,7 @@ async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
     if sizes == "told":
         monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MAX_BYTES", 999)
     else:
-        monkeypatch.setattr("gateway.hosts.docker.cache_volumes._sizes", lambda _: {})
+        monkeypatch.setattr("gateway.hosts.docker.cache_volumes._volume_sizes", lambda _: {})
         monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MAX_UNMEASURED_VOLUMES", 1)
     compiler_script = "import os; open(os.environ['KERNELS'] + '/kernel', 'w').write('x' * 1000)"
     spec = program(harness, compiler_script, caches={"KERNELS": "kernels"})

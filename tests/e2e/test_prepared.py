@@ -90,7 +90,7 @@ def taught(gateway: Gateway) -> tuple[PreparedView, ...]:
     """The prepared processes once they have imported the modules of earlier engines."""
     looker = PreparedEngines(gateway.data, 1)
     try:
-        learns = any(looker._has_learned(slot) for slot in looker._slots())
+        learns = any(looker._has_learned(slot) for slot in looker._slots_by_use())
         return () if learns else looker.views()
     finally:
         looker.close()

@@ -45,7 +45,7 @@ def init(
     """Run the first machine of a cluster. Makes the token, and runs until SIGTERM or Ctrl-C."""
     from gateway.hosts.cluster.membership import make_token
 
-    settings = _settings()
+    settings = _cluster_settings()
     token = _token(settings, token_file)
     make_token(token)
     say(f"Copy {token} to each machine with its mode, then run there:")
@@ -74,7 +74,7 @@ def join(
     lease_s: _Lease = 300.0,
 ) -> None:
     """Run this machine in a cluster, until SIGTERM or Ctrl-C."""
-    settings = _settings()
+    settings = _cluster_settings()
     _supervise(
         settings,
         {
@@ -95,9 +95,9 @@ def node() -> None:
     from gateway.hosts.cluster.commands import run
     from gateway.logging import configure_logging
 
-    settings = _settings()
+    settings = _cluster_settings()
     configure_logging(settings.log_level)
-    run(settings, _membership(settings))
+    run(settings, _read_membership(settings))
 
 
 @app.command("leave")
@@ -105,8 +105,8 @@ def leave() -> None:
     """Take this machine out. Its engines must have ended."""
     from gateway.hosts.cluster.commands import leave_cluster
 
-    settings = _settings()
-    membership = _membership(settings)
+    settings = _cluster_settings()
+    membership = _read_membership(settings)
     leave_cluster(settings.data, membership)
     say(f"{membership.name} has left the cluster at {membership.head}.")
 
@@ -118,8 +118,8 @@ def status(as_json: Json = False) -> None:
     from gateway.hosts.cluster.commands import ask_machines
     from gateway.hosts.cluster.machine_views import machine_views
 
-    settings = _settings()
-    states, views = ask_machines(_membership(settings))
+    settings = _cluster_settings()
+    states, views = ask_machines(_read_membership(settings))
     if as_json:
         import json
 
@@ -140,8 +140,8 @@ def drain(
     """Let a machine start no more engines. Running engines go on."""
     from gateway.hosts.cluster.commands import drain_machine
 
-    settings = _settings()
-    view = drain_machine(_membership(settings), name, is_drained=not undo)
+    settings = _cluster_settings()
+    view = drain_machine(_read_membership(settings), name, is_drained=not undo)
     say(
         f"{name} starts engines again."
         if undo
@@ -172,7 +172,7 @@ def _supervise(settings: Settings, fields: dict[str, object]) -> None:
     run_supervisor(settings.data, fields)
 
 
-def _settings() -> Settings:
+def _cluster_settings() -> Settings:
     from gateway.settings import load_settings
 
     return load_settings()
@@ -186,7 +186,7 @@ def _host_name() -> str:
     return os.uname().nodename.partition(".")[0].lower()
 
 
-def _membership(settings: Settings) -> Membership:
+def _read_membership(settings: Settings) -> Membership:
     from gateway.hosts.cluster.gateway_side import membership_of
 
     return membership_of(settings.data)

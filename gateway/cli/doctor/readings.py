@@ -100,15 +100,15 @@ def gpu_conditions(nvml: Nvml | None = None) -> list[GpuCondition]:
     except pynvml.NVMLError:
         return conditions
     try:
-        for index in range(_read(library.nvmlDeviceGetCount) or 0):
-            card = _read(library.nvmlDeviceGetHandleByIndex, index)
+        for index in range(_read_or_none(library.nvmlDeviceGetCount) or 0):
+            card = _read_or_none(library.nvmlDeviceGetHandleByIndex, index)
             if card is None:
                 continue
-            name = _read(library.nvmlDeviceGetName, card) or b"?"
-            persistence = _read(library.nvmlDeviceGetPersistenceMode, card)
-            display = _read(library.nvmlDeviceGetDisplayActive, card)
-            modes = _read(library.nvmlDeviceGetEccMode, card)
-            rows = _read(library.nvmlDeviceGetRemappedRows, card)
+            name = _read_or_none(library.nvmlDeviceGetName, card) or b"?"
+            persistence = _read_or_none(library.nvmlDeviceGetPersistenceMode, card)
+            display = _read_or_none(library.nvmlDeviceGetDisplayActive, card)
+            modes = _read_or_none(library.nvmlDeviceGetEccMode, card)
+            rows = _read_or_none(library.nvmlDeviceGetRemappedRows, card)
             kind = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
             conditions.append(
                 GpuCondition(
@@ -116,17 +116,17 @@ def gpu_conditions(nvml: Nvml | None = None) -> list[GpuCondition]:
                     name.decode(errors="replace") if isinstance(name, bytes) else name,
                     has_persistence=None if persistence is None else bool(persistence),
                     has_ecc=None if modes is None else bool(modes[0]),
-                    uncorrected=_read(library.nvmlDeviceGetTotalEccErrors, card, *kind),
+                    uncorrected=_read_or_none(library.nvmlDeviceGetTotalEccErrors, card, *kind),
                     awaits_remap=None if rows is None else bool(rows[2]),
                     drives_display=None if display is None else bool(display),
                 )
             )
     finally:
-        _read(library.nvmlShutdown)
+        _read_or_none(library.nvmlShutdown)
     return conditions
 
 
-def _read(call: Callable[..., Any], *args: Any) -> Any:
+def _read_or_none(call: Callable[..., Any], *args: Any) -> Any:
     from pynvml import NVMLError
 
     try:

@@ -104,7 +104,7 @@ class Observer:
         ]
         self._known_keys = {key.grant.name: key for key in self._keys()}
         return [
-            _event(now, "model.removed", f"{name} is removed.", model=name)
+            _new_event(now, "model.removed", f"{name} is removed.", model=name)
             for name in removed_names
         ]
 
@@ -116,8 +116,8 @@ class Observer:
             "workers": self._settings.workers,
             "models": len(self._models),
         }
-        self._tell(
-            _event(
+        self._publish_event(
+            _new_event(
                 time.time(), "gateway.started", f"fitserve {__version__} has started.", **details
             )
         )
@@ -126,7 +126,9 @@ class Observer:
     def stop(self) -> None:
         """Report the end of the server."""
         self._observe_in_turn()
-        self._tell(_event(time.time(), "gateway.stopped", "The gateway stops; engines run on."))
+        self._publish_event(
+            _new_event(time.time(), "gateway.stopped", "The gateway stops; engines run on.")
+        )
         self._events.end()
 
     async def close(self) -> None:
@@ -173,7 +175,7 @@ class Observer:
         else:
             self._setback.clear()
 
-    def _tell(self, event: Event) -> None:
+    def _publish_event(self, event: Event) -> None:
         self._events.tell((event,))
 
     def _look_at_gpus(self, now: float) -> None:
@@ -181,8 +183,8 @@ class Observer:
         if lost_gpus is not self._lost_gpus:
             for uuid in lost_gpus.keys() - self._lost_gpus.keys():
                 loss = lost_gpus[uuid]
-                self._tell(
-                    _event(
+                self._publish_event(
+                    _new_event(
                         now,
                         "gpu.lost",
                         f"{uuid} is not used: {loss.message}",
@@ -192,15 +194,15 @@ class Observer:
                     )
                 )
             for uuid in self._lost_gpus.keys() - lost_gpus.keys():
-                self._tell(_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
+                self._publish_event(_new_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
             self._lost_gpus = lost_gpus
         for uuid, reading in self._gpus.readings.items():
             if reading.throttled:
                 if uuid not in self._throttled:
                     throttle_reasons = list(reading.throttled)
                     text = f"{uuid} lowers its clocks: {', '.join(throttle_reasons)}."
-                    self._tell(
-                        _event(
+                    self._publish_event(
+                        _new_event(
                             now,
                             "gpu.throttled",
                             text,
@@ -214,14 +216,16 @@ class Observer:
             uuid for uuid, at in self._throttled.items() if not 0 <= now - at <= _THROTTLE_REPEAT_S
         ]:
             del self._throttled[uuid]
-            self._tell(_event(now, "gpu.unthrottled", f"{uuid} has its clocks again.", gpu=uuid))
+            self._publish_event(
+                _new_event(now, "gpu.unthrottled", f"{uuid} has its clocks again.", gpu=uuid)
+            )
         if len(self._gpus.counts) != len(self._errors) or self._gpus.counts != self._errors:
             for (uuid, xid), count in dict(self._gpus.counts).items():
                 if count != self._errors.get((uuid, xid)):
                     self._errors[uuid, xid] = count
                     means = self._gpus.meaning(xid)
-                    self._tell(
-                        _event(
+                    self._publish_event(
+                        _new_event(
                             now,
                             "gpu.error",
                             f"{uuid} reported Xid {xid} ({means}).",
@@ -238,8 +242,8 @@ class Observer:
         for name, key in keys.items():
             if self._known_keys.get(name) is None:
                 scopes = list(key.grant.scopes)
-                self._tell(
-                    _event(
+                self._publish_event(
+                    _new_event(
                         now,
                         "key.added",
                         f"The key {name} may call: {', '.join(scopes)}.",
@@ -248,7 +252,9 @@ class Observer:
                     )
                 )
         for name in self._known_keys.keys() - keys.keys():
-            self._tell(_event(now, "key.removed", f"The key {name} is revoked.", key=name))
+            self._publish_event(
+                _new_event(now, "key.removed", f"The key {name} is revoked.", key=name)
+            )
         self._known_keys = keys
 
     async def _look_at_engines(self) -> float:
@@ -257,15 +263,19 @@ class Observer:
         if former_engines is not None:
             now = time.time()
             for name in sorted(engines - former_engines):
-                self._tell(_event(now, "engine.installed", f"{name} is installed.", engine=name))
+                self._publish_event(
+                    _new_event(now, "engine.installed", f"{name} is installed.", engine=name)
+                )
             for name in sorted(former_engines - engines):
-                self._tell(
-                    _event(now, "engine.uninstalled", f"{name} was uninstalled.", engine=name)
+                self._publish_event(
+                    _new_event(now, "engine.uninstalled", f"{name} was uninstalled.", engine=name)
                 )
         return _ENGINES_S
 
 
-def _event(now: float, kind: EventKind, words: str, model: str | None = None, **data: Any) -> Event:
+def _new_event(
+    now: float, kind: EventKind, words: str, model: str | None = None, **data: Any
+) -> Event:
     return Event(at=now, kind=kind, words=words, model=model, data=data)
 
 

@@ -112,7 +112,7 @@ class ReplicaSteps:
             effect = self._effects.shrinks.shrink(
                 model, offer, requester, context, self._fleet.held_bytes
             )
-            self._start(replica, "Shrink", effect)
+            self._start_effect(replica, "Shrink", effect)
 
     async def _step(
         self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
@@ -266,20 +266,22 @@ class ReplicaSteps:
                 if not replica.planning.looks_again:
                     replica.status = Rest("starting", "planning")
                 context_in_place = partial(context, is_in_place=True)
-                self._start(
+                self._start_effect(
                     replica, name, effects.plans.plan(model, replica, context, context_in_place)
                 )
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")
                 replica.launched_attempt, replica.conditions = attempt.id, StartConditions()
-                self._start(replica, name, effects.starts.launch(model, replica, attempt, context))
+                self._start_effect(
+                    replica, name, effects.starts.launch(model, replica, attempt, context)
+                )
             case reconcile.Verify(attempt):
                 replica.status = Rest("verifying", "proving that it generates")
                 effect = effects.proofs.verify(replica, attempt, model.forgiven_at)
-                self._start(replica, name, effect)
+                self._start_effect(replica, name, effect)
             case reconcile.Sleep(attempt):
                 replica.status = Rest("stopping", snapshot.leaving.reason)
-                self._start(replica, name, effects.sleeps.sleep(replica, attempt))
+                self._start_effect(replica, name, effects.sleeps.sleep(replica, attempt))
             case reconcile.Wake(attempt):
                 replica.status = Rest("starting", "waking up")
                 effect = effects.sleeps.wake(
@@ -289,7 +291,7 @@ class ReplicaSteps:
                     lambda: self._fleet.sharing(model, model.wish).offers,
                     is_spare=snapshot.demand.is_spare,
                 )
-                self._start(replica, name, effect)
+                self._start_effect(replica, name, effect)
 
     async def _record(
         self,
@@ -300,17 +302,19 @@ class ReplicaSteps:
         attempts, name = self._effects.attempts, type(action).__name__
         match action:
             case reconcile.Publish(attempt):
-                await self._perform(name, attempts.publish(replica, attempt))
+                await self._perform_effect(name, attempts.publish(replica, attempt))
                 replica.status = Rest("ready")
                 return False
             case reconcile.NoteAbilities(attempt, abilities):
-                await self._perform(name, attempts.note_abilities(replica, attempt, abilities))
+                await self._perform_effect(
+                    name, attempts.note_abilities(replica, attempt, abilities)
+                )
             case reconcile.Fail(attempt, failure):
                 # The record may be refused for as long as the disk is full.
                 replica.status = Rest("starting", f"its engine failed: {failure.message}")
-                await self._perform(name, attempts.fail(replica, attempt, failure))
+                await self._perform_effect(name, attempts.fail(replica, attempt, failure))
             case reconcile.Retire(attempt):
-                await self._perform(name, attempts.retire(replica, attempt))
+                await self._perform_effect(name, attempts.retire(replica, attempt))
         return True
 
     def _begin_stop(
@@ -329,10 +333,12 @@ class ReplicaSteps:
         grace_s = self._settings.stop_grace_s if has_served else _SHORT_GRACE_S
         replica.is_stopping = True
         hurry = (lambda: model.is_deleting) if has_served else None
-        self._start(replica, "Stop", self._stop(action.name, grace_s, hurry))
+        self._start_effect(replica, "Stop", self._stop(action.name, grace_s, hurry))
 
-    def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
-        replica.task = asyncio.create_task(self._perform(name, effect))
+    def _start_effect(
+        self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]
+    ) -> None:
+        replica.task = asyncio.create_task(self._perform_effect(name, effect))
         replica.task.add_done_callback(lambda _: self._wake())
         # A task that is cancelled before its first step never awaits the effect.
         replica.task.add_done_callback(lambda _: effect.close())
@@ -344,7 +350,7 @@ class ReplicaSteps:
             await self._drains.wait_until_drained(name, hurry)
         await self._launcher.stop(name, grace_s)
 
-    async def _perform(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
+    async def _perform_effect(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
         self._failpoint.reach(name, "before")
         await effect
         self._failpoint.reach(name, "after")

@@ -74,13 +74,13 @@ class SleepSteps:
     async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher) -> None:
         start_s, used_bytes = time.monotonic(), await self._read_used_bytes(attempt)
         sleepy_attempt = attempt.evolve(asleep=Asleep(since=time.time()))
-        await self._save(replica, sleepy_attempt)
+        await self._save_attempt(replica, sleepy_attempt)
         replica.progress = "falls asleep"
         watcher.end_questions()
         try:
-            await self._tell(watcher, "/sleep?level=1")
+            await self._call_endpoint(watcher, "/sleep?level=1")
         except NoAnswerError as error:
-            await self._end(
+            await self._end_attempt(
                 replica,
                 sleepy_attempt,
                 sleep.failure_fact(attempt, f"did not fall asleep: it {error}", time.time()),
@@ -90,10 +90,12 @@ class SleepSteps:
         freed_bytes = await self._wait_for_freed_bytes(attempt, used_bytes)
         fact = sleep.result_fact(attempt, freed_bytes, time.time())
         if not sleep.has_freed_enough(attempt.plan, freed_bytes):
-            await self._end(replica, sleepy_attempt, fact)
+            await self._end_attempt(replica, sleepy_attempt, fact)
             return
         sleep_record = Asleep(since=time.time(), gave=freed_bytes)
-        await self._save(replica, attempt.evolve(asleep=sleep_record), *await self._new_facts(fact))
+        await self._save_attempt(
+            replica, attempt.evolve(asleep=sleep_record), *await self._new_facts(fact)
+        )
         log.info(
             "sleeps",
             model=replica.model,
@@ -124,22 +126,22 @@ class SleepSteps:
             return
         sleep_record = attempt.asleep or Asleep(since=time.time())
         woken_attempt = attempt.evolve(asleep=sleep_record.evolve(gave=None))
-        await self._save(replica, woken_attempt)
+        await self._save_attempt(replica, woken_attempt)
         replica.progress = "waking up"
         await self._gate.wakes(woken_attempt)
         start_s, begun_at = time.monotonic(), time.time()
         try:
-            await self._tell(watcher, "/wake_up")
+            await self._call_endpoint(watcher, "/wake_up")
             await self._check_answer(watcher, attempt)
         except NoAnswerError as error:
-            await self._end(
+            await self._end_attempt(
                 replica,
                 woken_attempt,
                 sleep.failure_fact(attempt, f"did not wake up: it {error}", time.time()),
             )
             return
         watcher.note(sleeping=False)
-        await self._save(replica, attempt.evolve(asleep=None))
+        await self._save_attempt(replica, attempt.evolve(asleep=None))
         # Its requests are let through from here on: the state says so at the same moment.
         replica.status = Rest("ready")
         replica.wake_times = (begun_at, time.time())
@@ -176,7 +178,7 @@ class SleepSteps:
                 occupied = bytes_occupied(attempt, machine)
                 if not promised_away and not occupied:
                     sleep = attempt.asleep.evolve(gave=None)
-                    await self._save(replica, attempt.evolve(asleep=sleep))
+                    await self._save_attempt(replica, attempt.evolve(asleep=sleep))
                     return True
                 missing_bytes = promised_away or (occupied if time.monotonic() > deadline else {})
                 if self._waits_for_others(replica, missing_bytes, offers()):
@@ -248,7 +250,7 @@ class SleepSteps:
         ):
             raise NoAnswerError("answers no request")
 
-    async def _tell(self, watcher: Watcher, path: str) -> None:
+    async def _call_endpoint(self, watcher: Watcher, path: str) -> None:
         """Call an endpoint of the engine. Raises NoAnswerError."""
         answer = await watcher.client.post(f"{watcher.url}{path}", {}, self._patience_s)
         if answer.status != 200:
@@ -256,7 +258,7 @@ class SleepSteps:
                 f"answers {path.partition('?')[0]} with {answer.status} {answer.excerpt}"
             )
 
-    async def _save(self, replica: ReplicaState, attempt: Attempt, *facts: Fact) -> None:
+    async def _save_attempt(self, replica: ReplicaState, attempt: Attempt, *facts: Fact) -> None:
         await asyncio.to_thread(self._store.save_attempt, attempt, *facts)
         replica.attempt = attempt
 
@@ -272,9 +274,9 @@ class SleepSteps:
             else [fact]
         )
 
-    async def _end(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
+    async def _end_attempt(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
         log.warning("is stopped", model=replica.model, replica=replica.index, why=fact.source)
-        await self._save(replica, attempt, *await self._new_facts(fact))
+        await self._save_attempt(replica, attempt, *await self._new_facts(fact))
         replica.spent_attempt = attempt.id
 
 

@@ -146,12 +146,14 @@ class LineFilter:
                 end = 0  # the next line shows whether it is the only one
             self._unfinished_line = block[end:]
             if end:
-                self._block(block[:end])
+                self._filter_block(block[:end])
             if len(self._unfinished_line) > _BLOCK_BYTES:
                 # A line without end: its beginning is handled, the rest is dropped.
                 self._unfinished_line, beginning = b"", self._unfinished_line
                 is_whole = beginning.endswith(b"\n")
-                self._block(beginning if is_whole else beginning + b"\n", is_cut=not is_whole)
+                self._filter_block(
+                    beginning if is_whole else beginning + b"\n", is_cut=not is_whole
+                )
 
     def close(self) -> None:
         """End the log, maybe in the middle of a line."""
@@ -164,9 +166,9 @@ class LineFilter:
                 # Its parts are one line of the log.
                 for part in self._unfinished_line.split(b"\n"):
                     self.number = 0
-                    self._block(part + b"\n")
+                    self._filter_block(part + b"\n")
             else:
-                self._block(self._unfinished_line + b"\n")
+                self._filter_block(self._unfinished_line + b"\n")
             self._unfinished_line = b""
         self._last_lines()
 
@@ -181,9 +183,9 @@ class LineFilter:
 
     def read(self, raw: bytes) -> None:
         """Read one whole line."""
-        self._block(raw + b"\n")
+        self._filter_block(raw + b"\n")
 
-    def _block(self, block: bytes, *, is_cut: bool = False) -> None:
+    def _filter_block(self, block: bytes, *, is_cut: bool = False) -> None:
         if self._skips_line:
             self._skips_line, block = is_cut, block[block.find(b"\n") + 1 :]
             if not block:

@@ -49,10 +49,10 @@ class PatternIndex:
     def possible_matches(self, text: str) -> Sequence[int]:
         """The numbers of the expressions that may match, in order."""
         if text != self._last[0]:
-            self._last = text, self._find(*_shared_grams.read(text))
+            self._last = text, self._find_patterns(*_shared_grams.read(text))
         return self._last[1]
 
-    def _find(self, lower: str, grams: frozenset[Gram]) -> Sequence[int]:
+    def _find_patterns(self, lower: str, grams: frozenset[Gram]) -> Sequence[int]:
         rows: set[int] = set()
         if not grams.isdisjoint(self._grams):
             for gram in self._grams & grams:

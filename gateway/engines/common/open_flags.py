@@ -108,17 +108,19 @@ SUBSTITUTES = {
 
 def closing_reason(name: str) -> tuple[str, str]:
     """Why users may not give a flag that is closed, and what to do instead."""
-    result = (reason for reason, patterns in GATEWAY_REASONS.items() if _matches(name, patterns))
+    result = (
+        reason for reason, patterns in GATEWAY_REASONS.items() if _matches_pattern(name, patterns)
+    )
     reason = next(
         result, "it takes any text, and nobody has looked yet at what that reaches in this version"
     )
     option = next(
-        (option for option, patterns in SUBSTITUTES.items() if _matches(name, patterns)), ""
+        (option for option, patterns in SUBSTITUTES.items() if _matches_pattern(name, patterns)), ""
     )
     return reason, f"Use {option}." if option else "Leave it out."
 
 
-def _matches(name: str, patterns: str) -> bool:
+def _matches_pattern(name: str, patterns: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())
 
 
@@ -135,7 +137,7 @@ def flag(name: str, question: dict[str, Any]) -> dict[str, Any]:
         choices = [choice for choice in choices or allowed_choices if choice in allowed_choices]
     is_reviewed = name in REVIEWED_FLAGS.split() or name in NARROWED_FLAGS
     has_open_value = question["type"] in ("str", "json") and not choices
-    is_ours = _matches(name, " ".join(GATEWAY_REASONS.values()))
+    is_ours = _matches_pattern(name, " ".join(GATEWAY_REASONS.values()))
     if not is_reviewed and (has_open_value or is_ours):
         return {"type": question["type"], "ours": True}
     if question["type"] == "bool" and not question["negatable"]:

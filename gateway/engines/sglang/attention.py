@@ -143,7 +143,7 @@ def _choice_reason(
     if flags:
         return f"named by {' and '.join(flags)}"
     if any(chosen_names.values()):
-        return f"the engine sets it for {_query(model).architecture}"
+        return f"the engine sets it for {_attention_query(model).architecture}"
     return f"the engine's default for such models on compute capability {model.capability}"
 
 
@@ -156,7 +156,7 @@ def _deciding_rules(rules: BackendRules, model: Subject) -> BackendRules:
 
 def _description_gap(rules: BackendRules, model: Subject, forced_backends: ForcedBackends) -> str:
     """Why these rules do not know the selection; "": they do."""
-    query = _query(model)
+    query = _attention_query(model)
     if numbers(model.capability) is None:
         return f"{model.capability!r} is not a compute capability"
     if query.kv_dtype not in rules.kv_dtypes:
@@ -338,7 +338,7 @@ def _limit_refusals(
     page: int | None,
     model: Subject,
 ) -> list[Refusal]:
-    refusals, architecture = [], _query(model).architecture
+    refusals, architecture = [], _attention_query(model).architecture
     prefill, decode = _chosen_parts(chosen_names)
     names = {"attention": chosen_names["attention"] or "", "prefill": prefill, "decode": decode}
     for limit in (limit for limit in limits if limit.where.refusal(model) is None):
@@ -372,7 +372,7 @@ def _checks_refusal(any_of: Sequence[Check], model: Subject) -> str:
     )
 
 
-def _query(model: Subject) -> AttentionQuery:
+def _attention_query(model: Subject) -> AttentionQuery:
     assert model.attention is not None  # noqa: S101 - of attention alone
     return model.attention
 

@@ -207,7 +207,7 @@ class SglangRules(SglangKind):
     def default_tokens(self, candidate: Candidate) -> Default:
         model, gpu_mib = model_of(candidate.inputs.spec), candidate.devices.least_bytes / MIB
         chosen_memory = static_memory(
-            self._memory_rules(candidate), gpu_mib, model, tp=_world(candidate.rank)
+            self._memory_rules(candidate), gpu_mib, model, tp=_world_size(candidate.rank)
         )
         return (
             max(1, chosen_memory.chunked_prefill // candidate.variant.dp),
@@ -222,7 +222,10 @@ class SglangRules(SglangKind):
         if flag is None or self.memory is None or candidate.args.keys() & _GRAPH_CHOICES:
             return {}
         usual_batch = graph_batch(
-            self.memory, candidate.devices.least_bytes / MIB, tp=_world(candidate.rank), seqs=seqs
+            self.memory,
+            candidate.devices.least_bytes / MIB,
+            tp=_world_size(candidate.rank),
+            seqs=seqs,
         )
         return {flag: planned_requests} if planned_requests > usual_batch else {}
 
@@ -274,7 +277,7 @@ class SglangRules(SglangKind):
             return self.budget_of_share(footprint, float(candidate.args["gpu-memory-utilization"]))
         begins, free_bytes, reserved = self._memory_parts(footprint)
         capacity = max(1, candidate.usable_bytes - begins)
-        share = fraction_within(self._static(footprint), capacity)
+        share = fraction_within(self._static_memory(footprint), capacity)
         # Where the host has a part of the memory, the engine takes its share of that part too.
         share_within = math.floor(max(0, capacity - reserved) * 1000 / free_bytes) / 1000
         return self.budget_of_share(
@@ -314,10 +317,10 @@ class SglangRules(SglangKind):
         host_bytes = max((host_reserve_bytes(gpu) for gpu in candidate.gpus), default=0)
         seen_bytes = candidate.usable_bytes + (host_bytes if candidate.has_unified_memory else 0)
         free_bytes = max(1, seen_bytes - begins)
-        return begins, free_bytes, round(self._static(footprint).reserved_mib * MIB)
+        return begins, free_bytes, round(self._static_memory(footprint).reserved_mib * MIB)
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
-        reserved = round(self._static(footprint).reserved_mib * MIB)
+        reserved = round(self._static_memory(footprint).reserved_mib * MIB)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
         residual_bytes = _residual_bytes(footprint)
         overhead = _process_bytes(footprint) + residual_bytes
@@ -353,14 +356,14 @@ class SglangRules(SglangKind):
 
     # Asked for each budget that is tried. Rules live as long as the process.
     @lru_cache(maxsize=16)  # noqa: B019
-    def _static(self, footprint: Footprint) -> StaticMemory:
+    def _static_memory(self, footprint: Footprint) -> StaticMemory:
         """SGLang's own choice on these GPUs, or its answer about it."""
         candidate, load = footprint.candidate, footprint.load
         forecast = static_memory(
             self._memory_rules(candidate),
             candidate.devices.least_bytes / MIB,
             model_of(candidate.inputs.spec),
-            tp=_world(load.rank),
+            tp=_world_size(load.rank),
             pp=load.rank.pp,
             dp=load.rank.dp,
             seqs=load.seqs * load.rank.dp,
@@ -430,13 +433,13 @@ def _residual_bytes(footprint: Footprint) -> int:
 
 
 def _process_bytes(footprint: Footprint) -> int:
-    ranks = _world(footprint.load.rank) * footprint.load.rank.pp
+    ranks = _world_size(footprint.load.rank) * footprint.load.rank.pp
     capability = footprint.load.rank.capability
     return process_bytes(
         ranks, capability, copies_through_host=footprint.candidate.copies_through_host
     )
 
 
-def _world(rank: Rank) -> int:
+def _world_size(rank: Rank) -> int:
     """SGLang's tensor parallel size, which counts the ranks of all groups."""
     return rank.tp * rank.dp

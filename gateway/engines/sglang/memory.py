@@ -150,7 +150,7 @@ def static_memory(
     `tp` counts the ranks of all `dp` groups. `seqs`, `chunked_prefill` and `graphs`, the largest
     batch with a graph, are set by flags; `is_eager` is --disable-cuda-graph.
     """
-    chunk = chunked_prefill or _size(rules, gpu_mib).chunked_prefill
+    chunk = chunked_prefill or _memory_class(rules, gpu_mib).chunked_prefill
     graphs = graphs or graph_batch(rules, gpu_mib, tp=tp, seqs=seqs)
     reserved = 512 + max(chunk, 2048) * 1.5 + tp * pp / 8 * 1024
     if not is_eager or rules.eager_reserves_graphs:
@@ -172,12 +172,12 @@ def static_memory(
 
 def graph_batch(rules: MemoryRules, gpu_mib: float, *, tp: int, seqs: int | None) -> int:
     """The largest batch of decoding that gets a CUDA graph by the engine's own choice."""
-    memory_class = _size(rules, gpu_mib)
+    memory_class = _memory_class(rules, gpu_mib)
     graphs = memory_class.graph_batch if tp < 4 else memory_class.graph_batch_from_tp4
     return min(graphs, seqs) if rules.graph_batch_within_seqs and seqs is not None else graphs
 
 
-def _size(rules: MemoryRules, gpu_mib: float) -> MemoryClass:
+def _memory_class(rules: MemoryRules, gpu_mib: float) -> MemoryClass:
     return next(
         size
         for size in rules.classes

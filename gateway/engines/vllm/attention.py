@@ -252,12 +252,12 @@ def _query(
         alibi=group.alibi,
         sparse=group.index_dim is not None,
         multimodal_prefix=not is_drafter and _has_multimodal_prefix(rules, config, text),
-        softcap=_number(text, "attn_logit_softcapping", float) is not None,
+        softcap=_config_number(text, "attn_logit_softcapping", float) is not None,
         latent_dim=latent,
         rope_dim=None if latent is None else group.head_dim - latent,
-        nope_dim=_number(text, "qk_nope_head_dim", int),
-        value_dim=_number(text, "v_head_dim", int),
-        index_topk=_number(text, "index_topk", int),
+        nope_dim=_config_number(text, "qk_nope_head_dim", int),
+        value_dim=_config_number(text, "v_head_dim", int),
+        index_topk=_config_number(text, "index_topk", int),
         recurrent=group.recurrent.kind if group.recurrent else "",
     )
 
@@ -274,7 +274,7 @@ def _has_multimodal_prefix(
     return model in rules.multimodal_prefix
 
 
-def _number(config: Mapping[str, Any], name: str, number_type: type) -> Any:
+def _config_number(config: Mapping[str, Any], name: str, number_type: type) -> Any:
     """The number in config.json; None: there is none. An integer counts as a float, and `true` is
     no number."""
     value = config.get(name)

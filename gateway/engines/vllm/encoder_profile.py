@@ -63,7 +63,7 @@ def leaves_towers(spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
     if not any(flag in args for flag in MEDIA_FLAGS):
         return False
     media = media_of(spec.config)
-    return bool(media) and not any(_limit(args, kind) for kind in media)
+    return bool(media) and not any(_media_item_limit(args, kind) for kind in media)
 
 
 def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> EncoderRun | None:
@@ -74,7 +74,7 @@ def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> 
     if str(args.get("skip-mm-profiling", False)).lower() == "true":
         return None
     family = str(spec.config.get("model_type"))
-    images, videos = _limit(args, "image"), _limit(args, "video")
+    images, videos = _media_item_limit(args, "image"), _media_item_limit(args, "video")
     item = _find_item(
         spec=spec, family=family, vision=vision, args=args, images=images, videos=videos
     )
@@ -82,7 +82,7 @@ def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> 
     budget = max(load.batched_tokens, largest_item.tokens)
     prompt_items = max(1, min(images or videos, _length(spec, args) // largest_item.tokens))
     items = max(1, min(budget // largest_item.tokens, load.seqs * prompt_items))
-    outputs = _number(vision, "out_hidden_size", spec.hidden)
+    outputs = _integer_field(vision, "out_hidden_size", spec.hidden)
     deep_indexes = vision.get("deepstack_visual_indexes")
     layers = 1 + (len(deep_indexes) if isinstance(deep_indexes, list) else 0)
     size = ITEM_BYTES[load.rank.dtype]
@@ -102,9 +102,9 @@ def _find_item(
     videos: int,
 ) -> _Item | None:
     """The item with the most tokens of the media that the engine takes; None: not known."""
-    patch, tower = _number(vision, "patch_size", 14), str(vision.get("model_type"))
+    patch, tower = _integer_field(vision, "patch_size", 14), str(vision.get("model_type"))
     if family in (*_QWEN_VIDEOS, *_QWEN_IMAGES):
-        merge = _number(vision, "spatial_merge_size", 2)
+        merge = _integer_field(vision, "spatial_merge_size", 2)
         token_pixels = (patch * merge) ** 2
         tokens = max(1, _pixels(args, _QWEN_TOKENS * token_pixels) // token_pixels)
         if family in _QWEN_VIDEOS and videos:
@@ -113,20 +113,22 @@ def _find_item(
             tokens = max(1, _QWEN_VIDEO_PIXELS // 2 // token_pixels)
         return _Item(tokens, tokens * merge**2)
     if tower == "gemma4_vision":
-        pool = _number(vision, "pooling_kernel_size", 3) ** 2
+        pool = _integer_field(vision, "pooling_kernel_size", 3) ** 2
         if videos:
             frames = _GEMMA_FRAMES
             tokens = frames * (_GEMMA_FRAME_TOKENS + _GEMMA_FRAME_MARKS)
             return _Item(tokens, frames * _GEMMA_FRAME_TOKENS * pool)
-        tokens = _number(vision, "default_output_length", 280)
+        tokens = _integer_field(vision, "default_output_length", 280)
         return _Item(tokens, tokens * pool)
-    side = _number(vision, "image_size", 0) // patch
+    side = _integer_field(vision, "image_size", 0) // patch
     if family == "gemma3" and side:
-        return _Item(_number(spec.config, "mm_tokens_per_image", 256), side**2)
+        return _Item(_integer_field(spec.config, "mm_tokens_per_image", 256), side**2)
     if tower == "pixtral":
-        side = _number(vision, "image_size", 1024) // _number(vision, "patch_size", 16)
+        side = _integer_field(vision, "image_size", 1024) // _integer_field(
+            vision, "patch_size", 16
+        )
         # Models without the field, such as Llava's, merge nothing: pixtral.py.
-        merge = _number(spec.config, "spatial_merge_size", 2 if family == "mistral3" else 1)
+        merge = _integer_field(spec.config, "spatial_merge_size", 2 if family == "mistral3" else 1)
         rows = max(1, side // merge)
         return _Item(rows * (rows + 1), max(1, side) ** 2)
     return None
@@ -139,10 +141,14 @@ def _patch_values(family: str, vision: Mapping[str, Any], tp: int) -> int:
     Public starts, from the rest of their budget: Qwen3.5-9B 13,500 values on an L40S, Qwen2.5-VL-7B
     16,900 on an A100; counted 13,600 and 16,556. The latter's windows reorder the input.
     """
-    hidden = _number(vision, "embed_dim", 0) or _number(vision, "hidden_size", 1152)
-    inner_size = _number(vision, "intermediate_size", 4 * hidden)
+    hidden = _integer_field(vision, "embed_dim", 0) or _integer_field(vision, "hidden_size", 1152)
+    inner_size = _integer_field(vision, "intermediate_size", 4 * hidden)
     is_gated = family in _GATED_TOWERS or str(vision.get("model_type")) in _GATED_TOWERS
-    pixels = 3 * _number(vision, "patch_size", 14) ** 2 * _number(vision, "temporal_patch_size", 1)
+    pixels = (
+        3
+        * _integer_field(vision, "patch_size", 14) ** 2
+        * _integer_field(vision, "temporal_patch_size", 1)
+    )
     inputs = (4 if "window_size" in vision else 3) * hidden
     return inputs + max(6 * hidden, (3 if is_gated else 2) * inner_size) // tp + pixels
 
@@ -153,7 +159,7 @@ def _length(spec: ModelSpec, args: Mapping[str, Scalar]) -> int:
     return int(named_length) if named_length is not None else min(spec.max_position, _USUAL_LENGTH)
 
 
-def _limit(args: Mapping[str, Scalar], kind: str) -> int:
+def _media_item_limit(args: Mapping[str, Scalar], kind: str) -> int:
     """Items of this kind in a prompt."""
     limit = media_limit(args, kind)
     return _ITEM_LIMIT if limit is None else limit
@@ -171,6 +177,6 @@ def _pixels(args: Mapping[str, Scalar], usual_pixels: int) -> int:
     return named_pixels if type(named_pixels) is int and named_pixels > 0 else usual_pixels
 
 
-def _number(fields: Mapping[str, Any], name: str, default: int) -> int:
+def _integer_field(fields: Mapping[str, Any], name: str, default: int) -> int:
     value = fields.get(name)
     return value if type(value) is int and 0 < value <= _FIELD_LIMIT else default

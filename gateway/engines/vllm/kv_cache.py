@@ -182,7 +182,7 @@ def cache(
     is_overlapped: whether a batch is scheduled while another one runs.
     """
     tp, dtype = rank.tp, rank.dtype
-    layer_tables = _attention(attention, tp, dtype, rank.kv_dtype, block)
+    layer_tables = _attention_tables(attention, tp, dtype, rank.kv_dtype, block)
     stateful = [
         group
         for group in attention
@@ -231,7 +231,7 @@ def _page_refusal(tables: Sequence[BlockTable]) -> str | None:
     return f"pages of {pages} bytes do not divide each other"
 
 
-def _attention(
+def _attention_tables(
     attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtype: str, block: int
 ) -> list[BlockTable]:
     """Tables of growing content: keys and values of one rank's heads (one repeated head, if heads

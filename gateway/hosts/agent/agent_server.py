@@ -118,7 +118,7 @@ class HostServer:
         try:
             if self._admits(writer):
                 with contextlib.suppress(OSError):
-                    await self._answer(reader, writer)
+                    await self._answer_calls(reader, writer)
         except asyncio.CancelledError:
             # By the end of `serving`. Python 3.11 would log a traceback for a cancelled connection.
             pass
@@ -142,7 +142,9 @@ class HostServer:
             return False
         return True
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer_calls(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             async with asyncio.timeout(_LINE_S):
                 line = await reader.readuntil(b"\n")
@@ -156,7 +158,7 @@ class HostServer:
                 else f"more than {MAX_BYTES_OF_CALL} bytes"
             )
             log.warning("refused", reason="an unknown call", why=reason)
-            await _write(
+            await _write_answer(
                 writer,
                 FailedAnswer(
                     error="AgentRefusal",
@@ -188,13 +190,13 @@ class HostServer:
         try:
             async with aclosing(work) as answers:
                 async for answer in answers:
-                    await _write(writer, answer)
+                    await _write_answer(writer, answer)
         except FitserveError as error:
             if isinstance(error, AgentRefusal):
                 log.warning("refused", call=call.call, reason=error.message)
             elif not isinstance(call, ListCall):
                 log.warning("failed", call=call.call, reason=error.message)
-            await _write(writer, _failed_answer(error))
+            await _write_answer(writer, _failed_answer(error))
 
     async def _admit(self, call: Call) -> None:
         """Refuse a call that is not allowed. Raises HostError."""
@@ -214,7 +216,7 @@ class HostServer:
                 await self._host.expect(spec)
                 yield DoneAnswer()
             case StartCall(spec=spec):
-                yield DoneAnswer(instances=(await self._start(spec),))
+                yield DoneAnswer(instances=(await self._start_engine(spec),))
             case ListCall():
                 yield DoneAnswer(instances=tuple(await self._host.list()))
             case StopCall(name=name, grace_s=grace_s):
@@ -266,7 +268,7 @@ class HostServer:
                 async for line in lines:
                     yield LineAnswer(text=line.decode("latin-1"))
 
-    async def _start(self, spec: LaunchSpec) -> Instance:
+    async def _start_engine(self, spec: LaunchSpec) -> Instance:
         names = self._starting | {instance.name for instance in await self._host.list()}
         if len(names - {spec.name}) >= MAX_INSTANCES:
             raise AgentRefusal(
@@ -371,7 +373,7 @@ async def _discard(reader: asyncio.StreamReader) -> None:
                 pass
 
 
-async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+async def _write_answer(writer: asyncio.StreamWriter, answer: Answer) -> None:
     # The gateway calls engines by their keys.
     writer.write(answer.model_dump_json(context=REVEAL_CONTEXT).encode() + b"\n")
     await writer.drain()

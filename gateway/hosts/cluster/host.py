@@ -125,12 +125,12 @@ class ClusterHost:
         _raise_unless_one(answers)
 
     async def expect(self, spec: LaunchSpec) -> None:
-        node = await self._choose(spec)
+        node = await self._choose_node(spec)
         await node.expect(self._portable(spec))
 
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._names.setdefault(spec.name, asyncio.Lock()):
-            node = await self._choose(spec)
+            node = await self._choose_node(spec)
             self._node_names[spec.name] = node.name
             try:
                 started_instance = await node.start(self._portable(spec))
@@ -294,7 +294,7 @@ class ClusterHost:
         targets = (
             [self.node(node_launch.node) for node_launch in spec.nodes]
             if spec.nodes
-            else [await self._choose(spec)]
+            else [await self._choose_node(spec)]
         )
         nodes = await self._alive_nodes()
         for commit in commits:
@@ -332,7 +332,7 @@ class ClusterHost:
         node_name = self._node_names.get(name)
         return [self.node(node_name)] if node_name is not None else await self._alive_nodes()
 
-    async def _choose(self, spec: LaunchSpec) -> NodeHost:
+    async def _choose_node(self, spec: LaunchSpec) -> NodeHost:
         """The machine of a start: a running instance's, the named one, that of its GPUs or port, or
         the one with the fewest engines. Raises HostError."""
         running_nodes = {instance.name: instance.node for instance in await self.list()}

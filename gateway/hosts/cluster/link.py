@@ -74,13 +74,15 @@ class LinkServer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if peer_user(writer.get_extra_info("socket")) in (0, os.getuid()):
-                await self._answer(reader, writer)
+                await self._answer_call(reader, writer)
         except (OSError, ValueError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer_call(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         message = json.loads(await reader.readuntil(b"\n"))
         name, source = str(message["node"]), str(message.get("source", ""))
         if not name:
@@ -163,7 +165,7 @@ async def _wait_for_parent(stdin: int) -> None:
         pass
 
 
-async def _run(ray: Any, path: Path) -> None:
+async def _run_link(ray: Any, path: Path) -> None:
     link = LinkServer(ray)
     await link.read_nodes()
     server = await asyncio.start_unix_server(link.serve, sock=listen(path), limit=_MAX_LINE_BYTES)
@@ -189,7 +191,7 @@ def main() -> None:
         logging_level="ERROR",
     )
     # The actors end with the process.
-    asyncio.run(_run(ray, Path(path)))
+    asyncio.run(_run_link(ray, Path(path)))
 
 
 if __name__ == "__main__":

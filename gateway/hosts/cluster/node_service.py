@@ -81,7 +81,7 @@ class NodeService(HostServer):
         self._grace_s = grace_s
         self._record = folder(data) / "lease.json"
         self._drained_path = folder(data) / "drained"
-        self._lease = Lease(membership.lease_s, _owner(self._record), _seconds())
+        self._lease = Lease(membership.lease_s, _owner(self._record), _boot_seconds())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -107,7 +107,7 @@ class NodeService(HostServer):
                 "The machine refuses: the call names no gateway.",
                 hint="Use `fitserve` on the machine of the gateway.",
             )
-        if self._lease.claim(call.owner, _seconds()):
+        if self._lease.claim(call.owner, _boot_seconds()):
             # Recorded before anything is done for the new owner.
             await asyncio.to_thread(self._write_owner)
             log.info("a gateway owns this machine", owner=call.owner)
@@ -206,7 +206,7 @@ class NodeService(HostServer):
     async def _watch_lease(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            if not self._lease.has_ended(_seconds()):
+            if not self._lease.has_ended(_boot_seconds()):
                 continue
             try:
                 await self._stop_engines()
@@ -215,7 +215,7 @@ class NodeService(HostServer):
             else:
                 with contextlib.suppress(OSError):
                     self._record.unlink(missing_ok=True)
-                self._lease.release(_seconds())
+                self._lease.release(_boot_seconds())
 
     async def _keep_logs_few(self) -> None:
         """Remove logs of engines that ended a day ago: the gateway has copies, and forgets them
@@ -246,7 +246,7 @@ class NodeService(HostServer):
             ) from None
 
 
-def _seconds() -> float:
+def _boot_seconds() -> float:
     """Seconds, those of the machine's sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 

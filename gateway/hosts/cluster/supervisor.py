@@ -42,7 +42,7 @@ async def supervise(membership: Membership, data: Path, *, is_checked: bool) -> 
     machine cannot join."""
     async with asyncio.TaskGroup() as tasks:
         node = [sys.executable, "-m", "gateway.__main__", "cluster", "node"]
-        tasks.create_task(_keep("node service", node, dict(os.environ)))
+        tasks.create_task(_keep_running("node service", node, dict(os.environ)))
         tasks.create_task(_keep_raylet(membership, data, is_checked=is_checked))
 
 
@@ -59,7 +59,7 @@ async def _keep_raylet(membership: Membership, data: Path, *, is_checked: bool) 
     command = raylet_command(membership, _temp_dir(data))
     environment = raylet_environment(membership, socket, os.environ)
     try:
-        await _keep("raylet", command, environment, check, folder(data) / "raylet.log")
+        await _keep_running("raylet", command, environment, check, folder(data) / "raylet.log")
     finally:
         end_strays(socket)
 
@@ -68,7 +68,7 @@ async def _check_nothing() -> None:
     """The check before a start that depends on nothing."""
 
 
-async def _keep(
+async def _keep_running(
     name: str,
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -86,13 +86,15 @@ async def _keep(
         else:
             start_s = asyncio.get_running_loop().time()
             log.info("starting", program=name)
-            code = await _run(command, environment, output)
+            code = await _run_once(command, environment, output)
             log.warning("ended; it is started again", program=name, code=code)
             was_well = asyncio.get_running_loop().time() - start_s > _HEALTHY_RUN_S
         await pause.rest(was_well=was_well)
 
 
-async def _run(command: Sequence[str], environment: Mapping[str, str], output: Path | None) -> int:
+async def _run_once(
+    command: Sequence[str], environment: Mapping[str, str], output: Path | None
+) -> int:
     with contextlib.ExitStack() as files:
         stream = files.enter_context(output.open("wb")) if output is not None else None
         process = await asyncio.create_subprocess_exec(

@@ -64,13 +64,13 @@ class WeightsStore:
         try:
             return tuple(
                 WeightsFile(name=name, size=size, digest=_digest(folder / name, digests.get(name)))
-                for name, size in self._sizes(call).items()
+                for name, size in self._file_sizes(call).items()
             )
         except ValueError:
             # Files without a digest in their listing and in their names.
             return ()
 
-    def _sizes(self, call: CommitCall) -> Mapping[str, int]:
+    def _file_sizes(self, call: CommitCall) -> Mapping[str, int]:
         sizes = self._disk.whole_files(call.repo, call.commit, remote_code=call.remote_code) or {}
         if call.remote_code:
             return sizes
@@ -78,7 +78,7 @@ class WeightsStore:
 
     def open_file(self, call: CommitCall, name: str) -> FileIO:
         """Open a file of a whole commit. Raises AgentRefusal for any other file."""
-        if name not in self._sizes(call):
+        if name not in self._file_sizes(call):
             raise AgentRefusal(
                 f"The machine {self._node} sends no {name} of {call.repo}.",
                 hint="Only files of a commit that was checked there are sent.",
@@ -124,7 +124,7 @@ class WeightsStore:
     def _adopt(self, call: CommitCall, file: WeightsFile) -> bool:
         """Make a blob or a file of the folder a part of the commit. Returns whether it is one."""
         path = self._disk.snapshot(call.repo, call.commit) / file.name
-        blob = self._blob(call, file)
+        blob = self._blob_path(call, file)
         path_of_bytes = path if size_of(path) == file.size else blob
         if size_of(path_of_bytes) != file.size:
             return False
@@ -146,11 +146,11 @@ class WeightsStore:
         draft.symlink_to(os.path.relpath(blob, path.parent))
         draft.replace(path)
 
-    def _blob(self, call: CommitCall, file: WeightsFile) -> Path:
+    def _blob_path(self, call: CommitCall, file: WeightsFile) -> Path:
         return self._disk.repository(call.repo) / "blobs" / file.digest
 
     def _unfinished_path(self, call: CommitCall, file: WeightsFile) -> Path:
-        blob = self._blob(call, file)
+        blob = self._blob_path(call, file)
         return blob.with_name(f"{blob.name}.{self._node}{_PARTIAL_SUFFIX}")
 
     def _offset(self, call: CommitCall, file: WeightsFile) -> int:
@@ -177,7 +177,7 @@ class WeightsStore:
 
     def accept(self, call: CommitCall, copy: CopyWriter) -> None:
         """Make a complete file a part of the commit. Raises HostError, and removes a wrong one."""
-        blob = self._blob(call, copy.file)
+        blob = self._blob_path(call, copy.file)
         try:
             copy.finish(blob)
             self._checked_files.add(_checked_file(blob, copy.file.digest))

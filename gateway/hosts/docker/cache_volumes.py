@@ -111,7 +111,7 @@ def _remove_old_volumes(client: APIClient, volume: str, unused_volumes: list[Att
     """Remove the oldest unused other volumes until all are small enough together."""
     from docker.errors import APIError
 
-    sizes = _sizes(client) if unused_volumes else {}
+    sizes = _volume_sizes(client) if unused_volumes else {}
     names = [
         unused_volume["Name"]
         for unused_volume in sorted(
@@ -133,7 +133,7 @@ def _remove_old_volumes(client: APIClient, volume: str, unused_volumes: list[Att
                 raise
 
 
-def _sizes(client: APIClient) -> dict[str, int]:
+def _volume_sizes(client: APIClient) -> dict[str, int]:
     """Bytes of volumes by name; empty where Docker does not report them."""
     from requests.exceptions import RequestException
 

@@ -133,13 +133,13 @@ def _host_config(
         read_only=spec.scratch is not None,
         tmpfs=dict.fromkeys(spec.scratch or (), SCRATCH_OPTIONS),
         pids_limit=spec.pids,
-        mem_limit=_memory(spec, info["MemTotal"]),
+        mem_limit=_memory_limit(spec, info["MemTotal"]),
         log_config=LogConfig(type="json-file", config={"max-size": "64m", "max-file": "2"}),
     )
     return config
 
 
-def _memory(spec: LaunchSpec, machine_bytes: int) -> int | None:
+def _memory_limit(spec: LaunchSpec, machine_bytes: int) -> int | None:
     max_bytes = int(machine_bytes * _MAX_RAM_SHARE)
     return min(spec.memory_bytes, max_bytes) if spec.memory_bytes is not None else None
 
@@ -167,7 +167,7 @@ def running_instance(
     labels: dict[str, str], networks: dict[str, Attributes], network: str
 ) -> Instance:
     address = networks.get(network, {}).get("IPAddress")
-    return _instance(
+    return _instance_of_labels(
         labels,
         state="running",
         url=f"http://{address}:{labels['fitserve.port']}" if address else None,
@@ -180,13 +180,13 @@ def instance_of(attributes: Attributes, network: str) -> Instance:
     if state["Status"] in RUNNING_STATES:
         return running_instance(labels, attributes["NetworkSettings"]["Networks"], network)
     if state["Status"] == "created":
-        return _instance(labels, state="created")
-    return _instance(
+        return _instance_of_labels(labels, state="created")
+    return _instance_of_labels(
         labels, state="exited", exit_code=state["ExitCode"], oom_killed=state["OOMKilled"]
     )
 
 
-def _instance(labels: dict[str, str], **state: Any) -> Instance:
+def _instance_of_labels(labels: dict[str, str], **state: Any) -> Instance:
     return Instance(
         name=labels["fitserve.name"],
         model=labels["fitserve.model"],

@@ -106,13 +106,13 @@ class DockerHost:
 
     async def start(self, spec: LaunchSpec) -> Instance:
         self._images.name_of(spec.engine)
-        return await self._docker.call(partial(self._start, spec), _SLOW_CALL_TIMEOUT_S)
+        return await self._docker.call(partial(self._start_container, spec), _SLOW_CALL_TIMEOUT_S)
 
     async def list(self) -> list[Instance]:
-        return await self._docker.call(self._list)
+        return await self._docker.call(self._list_containers)
 
     async def stop(self, name: str, grace_s: float) -> None:
-        attributes = await self._docker.call(partial(self._find, name))
+        attributes = await self._docker.call(partial(self._find_container, name))
         if attributes is None:
             return
         container = attributes["Id"]
@@ -124,10 +124,10 @@ class DockerHost:
             ):
                 await asyncio.sleep(min(pause, left_s))
                 pause = min(pause * 1.5, 0.5)
-        await self._docker.call(partial(_remove, container), _SLOW_CALL_TIMEOUT_S)
+        await self._docker.call(partial(_remove_container, container), _SLOW_CALL_TIMEOUT_S)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        container = await self._docker.call(partial(self._find, name))
+        container = await self._docker.call(partial(self._find_container, name))
         if container is None or container["State"]["Status"] not in RUNNING_STATES:
             return ()
         return await self._docker.call(
@@ -143,7 +143,7 @@ class DockerHost:
         return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
-        attributes = await self._docker.call(partial(self._find, name))
+        attributes = await self._docker.call(partial(self._find_container, name))
         if attributes is None:
             return
         container, lines = attributes["Id"], LogLines()
@@ -229,7 +229,7 @@ class DockerHost:
             ) from error
         finally:
             await asyncio.shield(
-                self._docker.call(partial(_remove, container), _SLOW_CALL_TIMEOUT_S)
+                self._docker.call(partial(_remove_container, container), _SLOW_CALL_TIMEOUT_S)
             )
 
     async def end_command(self, names: Sequence[str]) -> Sequence[str]:
@@ -240,7 +240,7 @@ class DockerHost:
 
     # --- in threads ---
 
-    def _start(self, spec: LaunchSpec, client: APIClient) -> Instance:
+    def _start_container(self, spec: LaunchSpec, client: APIClient) -> Instance:
         from docker.errors import APIError
 
         # A container that does not exist yet, or no longer, may hold the name or network: try
@@ -254,7 +254,7 @@ class DockerHost:
             except APIError as error:
                 if error.status_code != 409 or is_late:
                     raise start_error(spec, error) from error
-                attributes = self._find(spec.name, client)
+                attributes = self._find_container(spec.name, client)
                 if attributes is None:
                     time.sleep(_RETRY_S)
                     continue
@@ -267,7 +267,7 @@ class DockerHost:
                 if status in RUNNING_STATES:
                     return instance_of(attributes, self._network)
                 if status != "created":
-                    _remove(container, client)
+                    _remove_container(container, client)
                     continue
             try:
                 client.start(container)
@@ -275,10 +275,10 @@ class DockerHost:
             except APIError as error:
                 if ambiguous_network(error) and not is_late:
                     continue
-                _remove(container, client)
+                _remove_container(container, client)
                 raise start_error(spec, error) from error
 
-    def _list(self, client: APIClient) -> Instances:
+    def _list_containers(self, client: APIClient) -> Instances:
         from docker.errors import NotFound
 
         instances = []
@@ -305,7 +305,7 @@ class DockerHost:
                 continue
         return instances
 
-    def _find(self, name: str, client: APIClient) -> Attributes | None:
+    def _find_container(self, name: str, client: APIClient) -> Attributes | None:
         """Our container of that name, or None. Raises ForeignInstance."""
         from docker.errors import NotFound
 
@@ -383,7 +383,7 @@ def _terminate(container: str, client: APIClient) -> None:
             raise
 
 
-def _remove(container: str, client: APIClient) -> None:
+def _remove_container(container: str, client: APIClient) -> None:
     """Kill the container if it runs, and remove it with its anonymous volumes."""
     from docker.errors import APIError
 

@@ -23,7 +23,7 @@ def ensure_network(client: APIClient, name: str, owner: str) -> None:
     removed.
     """
     with _LOCK:
-        network = _networks(client, name) or _make(client, name, owner)
+        network = _networks(client, name) or _make_network(client, name, owner)
         for extra in network[1:]:
             if (extra["Labels"] or {}).get("fitserve.instance") == owner:
                 client.remove_network(extra["Id"])
@@ -44,7 +44,7 @@ def ambiguous_network(error: APIError) -> bool:
     return "is ambiguous" in str(error.explanation)
 
 
-def _make(client: APIClient, name: str, owner: str) -> list[dict[str, Any]]:
+def _make_network(client: APIClient, name: str, owner: str) -> list[dict[str, Any]]:
     from docker.errors import APIError
 
     try:

@@ -51,7 +51,7 @@ async def conversation(
                 raise ConnectionError("Docker closed the connection") from error
             status = int(head.split(b" ", 2)[1])
             if status != 200:
-                raise DockerRefused(status, _reason(await reader.read()))
+                raise DockerRefused(status, _refusal_reason(await reader.read()))
         yield reader, writer
     finally:
         writer.transport.abort()
@@ -75,7 +75,7 @@ async def stream(
             yield chunk
 
 
-def _reason(body: bytes) -> str:
+def _refusal_reason(body: bytes) -> str:
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -137,13 +137,13 @@ class ProcessHost:
 
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._name_lock(spec.name):
-            record = await run_to_end(self._find, spec.name)
+            record = await run_to_end(self._find_record, spec.name)
             if record is not None and not record.exited:
                 if record.fingerprint != spec.fingerprint:
                     raise running_conflict_error(spec, record.fingerprint)
                 return record.instance
             if record is not None:
-                await self._end(record, grace_s=0)
+                await self._end_processes(record, grace_s=0)
             return (await run_to_end(self._spawn, spec)).instance
 
     async def list(self) -> list[Instance]:
@@ -151,9 +151,9 @@ class ProcessHost:
 
     async def stop(self, name: str, grace_s: float) -> None:
         async with self._name_lock(name):
-            record = await run_to_end(self._find, name)
+            record = await run_to_end(self._find_record, name)
             if record is not None:
-                await self._end(record, grace_s)
+                await self._end_processes(record, grace_s)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         return await run_to_end(self._processes, name)
@@ -172,9 +172,9 @@ class ProcessHost:
         """The log, line by line. Ends at once for a name that never ran. After `stop`, gives the
         whole log file."""
         async with self._name_lock(name):
-            record = await run_to_end(self._find, name)
+            record = await run_to_end(self._find_record, name)
         try:
-            reader = LogFileReader(self._log(name))
+            reader = LogFileReader(self._log_path(name))
         except FileNotFoundError:
             return
         with reader:
@@ -210,7 +210,7 @@ class ProcessHost:
         return engine
 
     async def identity(self, engine: EngineRef) -> str:
-        return self._identity(engine)
+        return self._identity_of_engine(engine)
 
     def inquire(
         self,
@@ -236,10 +236,10 @@ class ProcessHost:
             kind, _, version = folder.rpartition("-")
             engine = EngineRef(kind=kind, version=version)
             with suppress(HostError):
-                identities[str(engine)] = self._identity(engine)
+                identities[str(engine)] = self._identity_of_engine(engine)
         return identities
 
-    def _identity(self, engine: EngineRef) -> str:
+    def _identity_of_engine(self, engine: EngineRef) -> str:
         environment = engine_dir(self._data, engine)
         if not is_installed(self._data, engine):
             raise HostError(
@@ -253,7 +253,7 @@ class ProcessHost:
 
     # --- records ---
 
-    def _find(self, name: str) -> Record | None:
+    def _find_record(self, name: str) -> Record | None:
         """The instance as it is now. Raises ForeignInstance."""
         with raise_host_error(), self._lock:
             record = self._records.read(name)
@@ -273,14 +273,14 @@ class ProcessHost:
         with raise_host_error(), self._lock:
             for name in self._records.names():
                 with suppress(ForeignInstance):
-                    record = self._find(name)
+                    record = self._find_record(name)
                     if record is not None and record.pid is not None:
                         records.append(record)
-                        trim(self._log(name))
+                        trim(self._log_path(name))
         return records
 
     def _processes(self, name: str) -> tuple[EngineProcess, ...]:
-        record = self._find(name)
+        record = self._find_record(name)
         family = record.family() if record is not None else []
         return tuple(
             EngineProcess(
@@ -293,7 +293,9 @@ class ProcessHost:
         )
 
     def _conditions(self, engine: EngineRef, cache: str) -> StartConditions:
-        folder = self._caches.path(engine_dir(self._data, engine), self._identity(engine), cache)
+        folder = self._caches.path(
+            engine_dir(self._data, engine), self._identity_of_engine(engine), cache
+        )
         forks = (
             self._prepared_engines is not None and str(engine) in self._prepared_engines.engines()
         )
@@ -307,7 +309,7 @@ class ProcessHost:
         if record.name in self._spawning:
             return record
         while record.boot_id == procfs.boot_id() and (
-            writers := procfs.writers(self._log(record.name))
+            writers := procfs.writers(self._log_path(record.name))
         ):
             # A process still in the session of its gateway is between fork and exec, and soon
             # leaves it.
@@ -318,7 +320,7 @@ class ProcessHost:
                     self._records.write(record.evolve(pid=engines[0].session, start_ticks=ticks))
                 )
             time.sleep(POLL_S)
-        self._forget(record)
+        self._forget_record(record)
         return None
 
     def _observe(self, record: Record) -> Record:
@@ -363,7 +365,7 @@ class ProcessHost:
             time.sleep(POLL_S)
         return self._records.exit_code(record)
 
-    def _forget(self, record: Record) -> None:
+    def _forget_record(self, record: Record) -> None:
         with raise_host_error(), self._lock:
             if (process := record.holder) is not None:
                 procfs.reap(process.pid)
@@ -371,7 +373,7 @@ class ProcessHost:
             self._records.remove(record.name)
             self._unwritten_ends.pop(record.name, None)
 
-    def _log(self, name: str) -> Path:
+    def _log_path(self, name: str) -> Path:
         return self._logs / f"{name}.log"
 
     # --- processes ---
@@ -433,7 +435,7 @@ class ProcessHost:
                         else set()
                     )
             self._caches.trim(used_caches)
-        log = self._log(spec.name)
+        log = self._log_path(spec.name)
         log.unlink(missing_ok=True)
         self._records.write(record)
         child: subprocess.Popen[bytes] | None = None
@@ -464,7 +466,7 @@ class ProcessHost:
             if child is not None:
                 child.kill()
                 child.wait()
-            self._forget(record)
+            self._forget_record(record)
             raise HostError(
                 f"{spec.argv[0]} could not be started: {error.strerror}.",
                 hint=(
@@ -508,13 +510,13 @@ class ProcessHost:
     ) -> ProcessStart:
         return ProcessStart(
             engine=str(spec.engine),
-            identity=self._identity(spec.engine),
+            identity=self._identity_of_engine(spec.engine),
             model=spec.model,
             argv=argv,
             env=env,
             key_env=spec.key_env,
             cwd=str(self._run / spec.name),
-            log=str(self._log(spec.name)),
+            log=str(self._log_path(spec.name)),
             exit_file=str(self._records.exit_file(spec.name)),
             forked_calls=spec.forked_calls,
             kernel_warmups=spec.kernel_warmups,
@@ -523,10 +525,10 @@ class ProcessHost:
 
     def _cache(self, spec: LaunchSpec) -> Path:
         return self._caches.path(
-            engine_dir(self._data, spec.engine), self._identity(spec.engine), spec.cache
+            engine_dir(self._data, spec.engine), self._identity_of_engine(spec.engine), spec.cache
         )
 
-    async def _end(self, record: Record, grace_s: float) -> None:
+    async def _end_processes(self, record: Record, grace_s: float) -> None:
         """Send SIGTERM to the main process, which ends its workers, or to the workers when it is
         gone. Then SIGKILL to all."""
         signalled: set[int] = set()
@@ -553,7 +555,7 @@ class ProcessHost:
                         procfs.send(process, signal.SIGTERM)
                         signalled.add(process.pid)
             await asyncio.sleep(min(POLL_S, max(0.005, grace_s - waited_s)))
-        await run_to_end(self._forget, record)
+        await run_to_end(self._forget_record, record)
 
     def _name_lock(self, name: str) -> asyncio.Lock:
         """The lock that makes calls for one name wait for each other."""

@@ -66,7 +66,7 @@ class LoadTest:
         self.report("warming up")
         await _run_all(
             [
-                self._ask(min(prompt_tokens, 256), min(answer_tokens, _WARM_UP_TOKENS))
+                self._timed_answer(min(prompt_tokens, 256), min(answer_tokens, _WARM_UP_TOKENS))
                 for _ in range(_WARM_UP)
             ]
         )
@@ -111,7 +111,7 @@ class LoadTest:
         """One or more answers, one after the other."""
         start_s, answers = time.perf_counter(), list[TimedAnswer]()
         while not answers or (len(answers) < _TRIES and time.perf_counter() - start_s < seconds):
-            answers.append(await self._ask(prompt, tokens))
+            answers.append(await self._timed_answer(prompt, tokens))
         return answers
 
     async def _measure_level(
@@ -123,7 +123,7 @@ class LoadTest:
         async def stream(request: bytes) -> None:
             answers.append(await self._send(request))
             while time.perf_counter() - start_s < seconds:
-                answers.append(await self._ask(prompt_tokens, answer_tokens))
+                answers.append(await self._timed_answer(prompt_tokens, answer_tokens))
 
         await _run_all([stream(request) for request in first])
         total_s = time.perf_counter() - start_s
@@ -138,7 +138,7 @@ class LoadTest:
             first_token_p95_s=_quantile([answer.first_s for answer in answers], 0.95),
         )
 
-    async def _ask(self, prompt: int, tokens: int) -> TimedAnswer:
+    async def _timed_answer(self, prompt: int, tokens: int) -> TimedAnswer:
         return await self._send(self._request(prompt, tokens))
 
     async def _send(self, request: bytes) -> TimedAnswer:

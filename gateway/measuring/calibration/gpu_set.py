@@ -68,11 +68,13 @@ def gpu_sets(gpus: Sequence[Gpu], links: Iterable[Link]) -> Iterator[GpuSet]:
         sorted((gpu for gpu in gpus if not gpu.mig), key=lambda gpu: (gpu.name, gpu.index))
     )
     if whole_gpus:
-        yield GpuSet(whole_gpus, links_by_pair, tuple(_groups(whole_gpus, links_by_pair)))
+        yield GpuSet(whole_gpus, links_by_pair, tuple(_measured_groups(whole_gpus, links_by_pair)))
     yield from (GpuSet((gpu,), {}, ()) for gpu in gpus if gpu.mig)
 
 
-def _groups(gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> Iterator[tuple[int, ...]]:
+def _measured_groups(
+    gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]
+) -> Iterator[tuple[int, ...]]:
     """A pair for each kind of link; then 4, 8, 16 and all GPUs."""
     ways: dict[tuple[str, str], tuple[int, ...]] = {}
     for pair in combinations(range(len(gpus)), 2):

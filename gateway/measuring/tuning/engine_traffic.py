@@ -86,7 +86,7 @@ class ServedTraffic:
             readings = self._engines.setdefault(attempt.instance_name, _Readings())
             if not readings.is_silent and time.monotonic() - readings.read_at >= READ_INTERVAL_S:
                 readings.read_at = time.monotonic()
-                await self._read(replica, attempt, readings)
+                await self._read_counters(replica, attempt, readings)
 
     def forget(self) -> None:
         """Drop the readings of engines that stopped serving."""
@@ -116,7 +116,9 @@ class ServedTraffic:
             readings.new_stretches, readings.is_reported = 0, True
         return tuple(stretch for readings in engines for stretch in readings.stretches)
 
-    async def _read(self, replica: ReplicaState, attempt: Attempt, readings: _Readings) -> None:
+    async def _read_counters(
+        self, replica: ReplicaState, attempt: Attempt, readings: _Readings
+    ) -> None:
         neighbours, neighbours_before = self._neighbours(replica, attempt), readings.neighbours
         counts = await self._counts(replica, attempt, readings)
         is_undisturbed = (

@@ -193,7 +193,7 @@ class PlanSearch:
     async def _compare_defaults(self, served_plan: BasePlan) -> None:
         """Measure the engine's own defaults, where they are another plan."""
         for plan_change in engine_defaults(served_plan):
-            plan = await self._plan(plan_change)
+            plan = await self._plan_of_change(plan_change)
             if plan is not None:
                 self._shapes_tried.add(_fingerprint_without_gpus(plan))
                 is_other = _fingerprint_without_gpus(plan) != _fingerprint_without_gpus(
@@ -210,7 +210,7 @@ class PlanSearch:
         forecast = forecast_best(self.wish, self._model.rival)
         plan_changes = iter((*forecast, *neighbours(best_plan), *other_engine_plans))
         while (plan_change := next(plan_changes, None)) is not None:
-            plan = await self._plan(plan_change)
+            plan = await self._plan_of_change(plan_change)
             if plan is None or _fingerprint_without_gpus(plan) in self._shapes_tried:
                 continue
             if not (keeps_quality(plan, first) and may_win(plan, best_plan)):
@@ -272,7 +272,7 @@ class PlanSearch:
 
     async def _can_speculate(self, base: BasePlan) -> bool:
         """Whether a plan that drafts tokens is among the changes."""
-        plans = [await self._plan(change) for change in speculation(base)]
+        plans = [await self._plan_of_change(change) for change in speculation(base)]
         return any(plan is not None and plan.speculation.value != "none" for plan in plans)
 
     async def _alternatives(self) -> tuple[Plan, ...]:
@@ -282,7 +282,7 @@ class PlanSearch:
         )
         return (await asyncio.to_thread(Decision.model_validate_json, result.decision)).plans
 
-    async def _plan(self, plan_change: PlanChange) -> Plan | None:
+    async def _plan_of_change(self, plan_change: PlanChange) -> Plan | None:
         """The plan of a change as it would serve; None: none is possible."""
         self._set_phase(f"{plan_change.change}: planning")
         preview = self._tools.plan_preview

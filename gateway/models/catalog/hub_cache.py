@@ -106,7 +106,7 @@ class HubCache(NamedTuple):
         """
         with suppress(OSError, ValueError):
             note = msgspec.json.decode(
-                self._note("listings", repo, commit).read_bytes(), type=_ListingNote
+                self._commit_note("listings", repo, commit).read_bytes(), type=_ListingNote
             )
             return Listing(repo, commit, note.files, note.blobs)
         if self.folder is None:
@@ -143,7 +143,7 @@ class HubCache(NamedTuple):
         """Keep a listing. A failed write costs another request later."""
         with suppress(OSError):
             write_atomically(
-                self._note("listings", listing.repo, listing.commit),
+                self._commit_note("listings", listing.repo, listing.commit),
                 msgspec.json.encode(_ListingNote(listing.files, dict(listing.blobs))),
             )
 
@@ -161,7 +161,7 @@ class HubCache(NamedTuple):
         """The sizes of the files that `is_whole` means, by path; None: they are not on the disk."""
         try:
             note = msgspec.json.decode(
-                self._note("whole", repo, commit).read_bytes(), type=_WholeNote
+                self._commit_note("whole", repo, commit).read_bytes(), type=_WholeNote
             )
             folder = self.snapshot(repo, commit)
             is_present = (note.remote_code or not remote_code) and all(
@@ -184,16 +184,16 @@ class HubCache(NamedTuple):
     ) -> None:
         """Note that the files of the commit are complete. Raises OSError."""
         note = _WholeNote(remote_code, files)
-        write_atomically(self._note("whole", repo, commit), msgspec.json.encode(note))
+        write_atomically(self._commit_note("whole", repo, commit), msgspec.json.encode(note))
 
     def lock_file(self, repo: str, commit: str) -> Path:
-        return self._note("whole", repo, commit).with_suffix(".lock")
+        return self._commit_note("whole", repo, commit).with_suffix(".lock")
 
     def forget(self, repo: str, commit: str) -> None:
         """Remove the note on a deleted commit."""
-        self._note("whole", repo, commit).unlink(missing_ok=True)
+        self._commit_note("whole", repo, commit).unlink(missing_ok=True)
 
-    def _note(self, kind: str, repo: str, commit: str) -> Path:
+    def _commit_note(self, kind: str, repo: str, commit: str) -> Path:
         return self.notes / kind / _folder_name(repo) / f"{commit}.json"
 
 

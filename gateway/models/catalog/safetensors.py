@@ -73,37 +73,41 @@ def read_header(location: str, size: int, read: Callable[[int, int], bytes]) -> 
     """
     first = read(0, min(size, FIRST_READ_BYTES))
     if len(first) < 8:
-        _refuse(location, f"it has {len(first)} bytes, fewer than the 8 of the header's length")
+        _refuse_file(
+            location, f"it has {len(first)} bytes, fewer than the 8 of the header's length"
+        )
     length = int.from_bytes(first[:8], "little")
     if length > MAX_HEADER_BYTES:
-        _refuse(
+        _refuse_file(
             location,
             f"its header would be {length} bytes long, over the limit of {MAX_HEADER_BYTES}",
         )
     if length > size - 8:
-        _refuse(location, f"its header ends at byte {8 + length}, but the file has {size}")
+        _refuse_file(location, f"its header ends at byte {8 + length}, but the file has {size}")
     if len(first) < 8 + length:
         first += read(len(first), 8 + length - len(first))
     header = first[8 : 8 + length]
     if len(header) < length:
-        _refuse(location, f"only {len(header)} of the {length} bytes of its header can be read")
+        _refuse_file(
+            location, f"only {len(header)} of the {length} bytes of its header can be read"
+        )
     return _tensors(location, header, size - 8 - length)
 
 
 def _tensors(location: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
     # Counted before parsing: each tensor takes a hundred times the memory of its text.
     if (count := header.count(b'"data_offsets"')) > MAX_TENSORS:
-        _refuse(location, f"its header has {count} tensors, over the limit of {MAX_TENSORS}")
+        _refuse_file(location, f"its header has {count} tensors, over the limit of {MAX_TENSORS}")
     if count > _MANY_TENSORS and data_bytes < len(header):
-        _refuse(
+        _refuse_file(
             location, f"its {count} tensors have {data_bytes} bytes in all, fewer than their header"
         )
     try:
         entries = msgspec.json.decode(header)
     except (ValueError, RecursionError) as error:
-        _refuse(location, f"its header is not JSON ({error})")
+        _refuse_file(location, f"its header is not JSON ({error})")
     if not isinstance(entries, dict):
-        _refuse(location, "its header is not a JSON object")
+        _refuse_file(location, "its header is not a JSON object")
     entries.pop("__metadata__", None)
     try:
         checked = msgspec.convert(entries, dict[str, _HeaderEntry])
@@ -115,7 +119,7 @@ def _tensors(location: str, header: bytes, data_bytes: int) -> dict[str, Tensor]
         dtype, shape, (start, stop) = entry.dtype, entry.shape, entry.data_offsets
         bits = _BITS.get(dtype)
         if start > stop or (bits is not None and math.prod(shape) * bits != (stop - start) * 8):
-            _refuse(
+            _refuse_file(
                 location,
                 f"tensor {name} of shape {list(shape)[:8]} and dtype {dtype} cannot be the bytes"
                 f" {start} to {stop}",
@@ -125,13 +129,13 @@ def _tensors(location: str, header: bytes, data_bytes: int) -> dict[str, Tensor]
         tensors[name] = Tensor(dtype, shape)
     if end != data_bytes:
         fault = "is cut off" if end > data_bytes else "is longer"
-        _refuse(
+        _refuse_file(
             location,
             f"its header describes {end} bytes of weights and the file has {data_bytes}, so it"
             f" {fault}",
         )
     if covered_bytes != end:
-        _refuse(location, "its tensors overlap or leave holes")
+        _refuse_file(location, "its tensors overlap or leave holes")
     return tensors
 
 
@@ -140,11 +144,11 @@ def _refuse_entry(location: str, entries: dict[str, Any]) -> NoReturn:
         try:
             msgspec.convert(entry, _HeaderEntry)
         except msgspec.ValidationError as error:
-            _refuse(location, f"tensor {name[:200]}: {error}")
-    _refuse(location, "its header does not describe tensors")
+            _refuse_file(location, f"tensor {name[:200]}: {error}")
+    _refuse_file(location, "its header does not describe tensors")
 
 
-def _refuse(location: str, reason: str) -> NoReturn:
+def _refuse_file(location: str, reason: str) -> NoReturn:
     raise BadModel(
         f"{location} is not a complete safetensors file: {reason}.",
         hint="Download or copy it again.",

@@ -24,7 +24,7 @@ WHOLE_MODERN_MLP = "whole_modern_mlp"
 
 def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
     """BERT and RoBERTa: positions and token types are sharded like words."""
-    numbers, (hidden, heads) = layer_numbers(fields), _size(fields)
+    numbers, (hidden, heads) = layer_numbers(fields), _hidden_and_heads(fields)
     width, layer = fields.integer("intermediate_size"), f"{path}.encoder.layer.*"
     linears = (
         _qkv(
@@ -44,20 +44,24 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
         "position_embeddings": fields.integer("max_position_embeddings"),
         "token_type_embeddings": fields.integer("type_vocab_size", default=2),
     }
-    parameters = _embeddings(f"{path}.embeddings", word_table, hidden) + _layer_norm(
+    parameters = _embedding_tensors(f"{path}.embeddings", word_table, hidden) + _layer_norm(
         f"{path}.embeddings.LayerNorm", 1, hidden
     )
-    parameters += _embeddings(
+    parameters += _embedding_tensors(
         f"{path}.embeddings", rows, hidden, is_whole=family != "bert" and WHOLE_POSITIONS in traits
     )
     for name in ("attention.output.LayerNorm", "output.LayerNorm"):
         parameters += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
-    return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(parameters))
+    return Blueprint(linears, (_attention_group(len(numbers), hidden, heads),), tuple(parameters))
 
 
 def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blueprint:
     """ModernBERT: every third layer attends to all tokens, the rest to a window."""
-    numbers, (hidden, heads), layer = layer_numbers(fields), _size(fields), "encoder_layer.layers.*"
+    numbers, (hidden, heads), layer = (
+        layer_numbers(fields),
+        _hidden_and_heads(fields),
+        "encoder_layer.layers.*",
+    )
     width, biased = fields.integer("intermediate_size"), fields.flag("attention_bias")
     gated, bias = (width, width), fields.flag("mlp_bias")
     linears = [
@@ -81,7 +85,7 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
                 bias=bias,
             )
         )
-    parameters += _embeddings(
+    parameters += _embedding_tensors(
         "embeddings", {"tok_embeddings": fields.integer("vocab_size")}, hidden
     )
     # The first layer's input is already normed.
@@ -101,15 +105,19 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
     period = fields.integer("global_attn_every_n_layers", default=3)
     full_layers = len(range(0, len(numbers), period))
     window = fields.integer("local_attention", default=128)
-    groups = [_group(full_layers, hidden, heads)]
+    groups = [_attention_group(full_layers, hidden, heads)]
     if len(numbers) > full_layers:
-        groups.append(_group(len(numbers) - full_layers, hidden, heads, window))
+        groups.append(_attention_group(len(numbers) - full_layers, hidden, heads, window))
     return Blueprint(tuple(linears), tuple(groups), tuple(parameters))
 
 
 def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     """Rotary positions and a gated MLP. Source: NomicBertModel in models/bert_with_rope.py."""
-    numbers, (hidden, heads), layer = layer_numbers(fields), _size(fields), "encoder.layers.*"
+    numbers, (hidden, heads), layer = (
+        layer_numbers(fields),
+        _hidden_and_heads(fields),
+        "encoder.layers.*",
+    )
     if (
         fields.config.get("num_experts")
         or fields.config.get("activation_function", "swiglu") != "swiglu"
@@ -125,15 +133,15 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     rows = {"word_embeddings": fields.integer("vocab_size")}
     if types := fields.integer("type_vocab_size", default=2, minimum=0):
         rows["token_type_embeddings"] = types
-    parameters = _embeddings("embeddings", rows, hidden) + _layer_norm(
+    parameters = _embedding_tensors("embeddings", rows, hidden) + _layer_norm(
         "embeddings.LayerNorm", 1, hidden
     )
     for name in ("attn_ln", "mlp_ln"):
         parameters += _layer_norm(f"{layer}.{name}", len(numbers), hidden)
-    return Blueprint(linears, (_group(len(numbers), hidden, heads),), tuple(parameters))
+    return Blueprint(linears, (_attention_group(len(numbers), hidden, heads),), tuple(parameters))
 
 
-def _size(fields: Fields) -> tuple[int, int]:
+def _hidden_and_heads(fields: Fields) -> tuple[int, int]:
     """(hidden size, heads)."""
     hidden, heads = fields.integer(*HIDDEN_SIZE), fields.integer(*HEADS)
     if hidden % heads:
@@ -166,7 +174,7 @@ def _qkv(
     )
 
 
-def _embeddings(
+def _embedding_tensors(
     path: str, rows: Mapping[str, int], hidden: int, *, is_whole: bool = False
 ) -> list[TensorGroup]:
     shard: Shard = "replicated" if is_whole else "vocab"
@@ -183,7 +191,9 @@ def _layer_norm(name: str, count: int, size: int) -> list[TensorGroup]:
     ]
 
 
-def _group(layers: int, hidden: int, heads: int, window: int | None = None) -> AttentionGroup:
+def _attention_group(
+    layers: int, hidden: int, heads: int, window: int | None = None
+) -> AttentionGroup:
     size = {"heads": heads, "kv_heads": heads, "head_dim": hidden // heads}
     return AttentionGroup(kind="encoder", layers=layers, **size, window=window, causal=False)
 

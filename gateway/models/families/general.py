@@ -88,7 +88,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
         # vllm/model_executor/models/longcat_flash.py.
         linears += _attention(fields, f"{layer}.self_attn.1", attends, hidden)[0]
         for number in range(2):
-            linears += _mlp(
+            linears += _mlp_layers(
                 f"{layer}.mlps.{number}",
                 range(layers),
                 hidden,
@@ -394,7 +394,7 @@ def _mlps(
     plain_numbers, sparse_numbers = numbers["plain"], numbers["sparse"]
     blocks = sized_blocks(fields, len(plain_numbers))
     for width in sorted({block.width for block in blocks} - {0}):
-        linears += _mlp(
+        linears += _mlp_layers(
             path,
             [number for number in plain_numbers if blocks[number].width == width],
             hidden,
@@ -402,7 +402,9 @@ def _mlps(
             is_gated=is_gated,
         )
     if plain_numbers and not blocks:
-        linears += _mlp(path, plain_numbers, hidden, _width(fields, hidden), is_gated=is_gated)
+        linears += _mlp_layers(
+            path, plain_numbers, hidden, _width(fields, hidden), is_gated=is_gated
+        )
     if not sparse_numbers:
         return linears, 0
     count, width = fields.largest(EXPERT_COUNT), fields.largest(EXPERT_WIDTH)
@@ -429,7 +431,7 @@ def _mlps(
         default=1 if shared_width or "interleave_moe_layer_step" in fields.config else 0,
     )
     if shared_count:
-        linears += _mlp(
+        linears += _mlp_layers(
             f"{path}.shared_experts",
             sparse_numbers,
             hidden,
@@ -439,7 +441,7 @@ def _mlps(
     return linears, count
 
 
-def _mlp(
+def _mlp_layers(
     path: str, numbers: Sequence[int], hidden: int, width: int, *, is_gated: bool
 ) -> list[Built]:
     if is_gated:

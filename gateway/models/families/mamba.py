@@ -52,7 +52,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     head = fields.integer("mamba_d_head", default=0, minimum=0)
     heads = fields.integer("mamba_n_heads", default=128)
     inner_size = fields.integer("mamba_expand", default=2) * hidden
-    state = _state(
+    state = _recurrent_state(
         heads=heads,
         rows=head or max(1, inner_size // heads),
         columns=fields.integer("mamba_d_state", default=256),
@@ -99,7 +99,7 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
         _NEMOTRON,
     )
     hidden, layer = fields.integer("hidden_size"), f"{path}.layers.*"
-    state = _state(
+    state = _recurrent_state(
         heads=fields.integer("mamba_num_heads"),
         rows=fields.integer("mamba_head_dim"),
         columns=fields.integer("ssm_state_size"),
@@ -204,7 +204,7 @@ def _layers_of(kinds: Sequence[str], kind: str) -> list[int]:
     return [number for number, layer_kind in enumerate(kinds) if layer_kind == kind]
 
 
-def _state(
+def _recurrent_state(
     *, heads: int, rows: int, columns: int, groups: int, kernel: int, dtype: str | None, chunk: int
 ) -> Recurrent:
     """Source: mamba2_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py;

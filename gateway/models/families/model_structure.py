@@ -18,7 +18,7 @@ gateway/models/structures/ARCHITECTURE.json:
 Where no small terms fit, the sizes are numbers and `fixed` names every field that decides them: the
 structure holds for configs of that shape.
 
-Terms are a small part of Python's expressions (`_value`). Pure.
+Terms are a small part of Python's expressions (`_term_value`). Pure.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class _Config:
     def _default(self, name: str) -> Any:
         rule = self._absent_value.get(name, {})
         if "text" in rule:
-            return _value(_parse(rule["text"]), self, 0)
+            return _term_value(_parse_term(rule["text"]), self, 0)
         if "each" in rule:
-            term, (positive_value, negative_value) = _parse(rule["each"]), rule["is"]
+            term, (positive_value, negative_value) = _parse_term(rule["each"]), rule["is"]
             return [
-                positive_value if _value(term, self, number) else negative_value
+                positive_value if _term_value(term, self, number) else negative_value
                 for number in range(_MAX_LAYERS)
             ]
         if "of" in rule:
@@ -114,11 +114,11 @@ class _Config:
 
 
 @lru_cache(maxsize=4096)
-def _parse(term: str) -> ast.expr:
+def _parse_term(term: str) -> ast.expr:
     return ast.parse(term, mode="eval").body
 
 
-def _value(node: ast.expr, config: _Config, number: int) -> Any:
+def _term_value(node: ast.expr, config: _Config, number: int) -> Any:
     """The value of a term in layer `number`. Raises TypeError, IndexError, ZeroDivisionError for
     fields of another type than the engine's."""
     match node:
@@ -129,25 +129,27 @@ def _value(node: ast.expr, config: _Config, number: int) -> Any:
         case ast.Name() | ast.Attribute():
             return config.field(ast.unparse(node))
         case ast.Tuple(elts=parts):
-            return [_value(part, config, number) for part in parts]
+            return [_term_value(part, config, number) for part in parts]
         case ast.Subscript(value=value, slice=index):
-            return _value(value, config, number)[_value(index, config, number)]
+            return _term_value(value, config, number)[_term_value(index, config, number)]
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _value(operand, config, number)
+            return not _term_value(operand, config, number)
         case ast.BoolOp(op=ast.And(), values=values):
-            return all(_value(part, config, number) for part in values)
+            return all(_term_value(part, config, number) for part in values)
         case ast.BoolOp(values=values):
-            return any(_value(part, config, number) for part in values)
+            return any(_term_value(part, config, number) for part in values)
         case ast.IfExp(test=test, body=body, orelse=alternative):
-            return _value(body if _value(test, config, number) else alternative, config, number)
+            return _term_value(
+                body if _term_value(test, config, number) else alternative, config, number
+            )
         case ast.BinOp(left=left_operand, op=operator, right=right):
-            pair = _value(left_operand, config, number), _value(right, config, number)
+            pair = _term_value(left_operand, config, number), _term_value(right, config, number)
             # A text times a number would be as long as a config wants.
             if any(type(part) is not int for part in pair):
                 raise TypeError(ast.unparse(node))
             return _OPERATORS[type(operator)](*pair)
         case ast.Compare(left=left_operand, ops=[operator], comparators=[right]):
-            pair = _value(left_operand, config, number), _value(right, config, number)
+            pair = _term_value(left_operand, config, number), _term_value(right, config, number)
             return _OPERATORS[type(operator)](*pair)
     raise TypeError(ast.unparse(node))
 
@@ -161,7 +163,7 @@ class _Reader:
 
     def term(self, text: str, number: int = 0) -> Any:
         try:
-            return _value(_parse(text), self._config, number)
+            return _term_value(_parse_term(text), self._config, number)
         except (TypeError, IndexError, ZeroDivisionError, KeyError):
             raise BadModel(
                 f"config.json of {self._fields.source} has no usable value for {text}.",
@@ -222,7 +224,7 @@ def structure_blueprint(text: str, fields: Fields) -> Blueprint:
     present_rows = [(row, numbers) for row, numbers in rows if numbers and not reader.is_empty(row)]
     return Blueprint(
         tuple(_linears(reader, present_rows)),
-        tuple(_attention(reader, present_rows)),
+        tuple(_attention_groups(reader, present_rows)),
         tuple(_parameters(reader, present_rows)),
         tuple(structure["unknown"]),
     )
@@ -280,7 +282,7 @@ def _parameters(reader: _Reader, rows: _Rows) -> Iterable[TensorGroup]:
             )
 
 
-def _attention(reader: _Reader, rows: _Rows) -> Iterable[AttentionGroup]:
+def _attention_groups(reader: _Reader, rows: _Rows) -> Iterable[AttentionGroup]:
     for row, numbers in rows:
         if row["is"] == "attention":
             yield _softmax(reader, row, numbers)

@@ -44,11 +44,11 @@ QWEN3_PATHS = (
 _MAX_QWEN_BLOCKS = 2000
 
 
-def _tower(top: Fields) -> Fields:
+def _tower_fields(top: Fields) -> Fields:
     return Fields(top.mapping("vision_config", {}), top.source)
 
 
-def _group(layers: int, heads: int, head_dim: int) -> AttentionGroup:
+def _attention_group(layers: int, heads: int, head_dim: int) -> AttentionGroup:
     return AttentionGroup(
         kind="vision", layers=layers, heads=heads, kv_heads=heads, head_dim=head_dim, causal=False
     )
@@ -62,7 +62,7 @@ def _depth(fields: Fields, default: int) -> range:
 
 def qwen2_tower(top: Fields) -> Blueprint:
     """The tower of Qwen2.5-VL. Missing sizes have the defaults of Qwen2_5_VLVisionConfig."""
-    fields = _tower(top)
+    fields = _tower_fields(top)
     blocks, hidden = _depth(fields, 32), fields.integer("hidden_size", default=3584)
     heads = fields.integer("num_heads", default=16)
     width = fields.integer("intermediate_size", default=3420)
@@ -94,7 +94,9 @@ def qwen2_tower(top: Fields) -> Blueprint:
         tensor("visual.patch_embed.proj.weight", 1, hidden, channels, frames, patch, patch)
     )
     return Blueprint(
-        tuple(linears), (_group(len(blocks), heads, max(1, hidden // heads)),), tuple(parameters)
+        tuple(linears),
+        (_attention_group(len(blocks), heads, max(1, hidden // heads)),),
+        tuple(parameters),
     )
 
 
@@ -168,7 +170,7 @@ def _qwen_patches(fields: Fields, hidden: int) -> list[TensorGroup]:
 
 def qwen3_tower(top: Fields) -> Blueprint:
     """The tower of Qwen3-VL: Qwen3.5's, with mergers that feed the text model's first layers."""
-    fields, tower = _tower(top), qwen_vision(top)
+    fields, tower = _tower_fields(top), qwen_vision(top)
     levels = fields.config.get("deepstack_visual_indexes", [8, 16, 24])
     if not isinstance(levels, list):
         raise fields.field_error("deepstack_visual_indexes", "a list of block numbers")
@@ -198,7 +200,7 @@ def qwen3_tower(top: Fields) -> Blueprint:
 
 def pixtral_tower(top: Fields) -> Blueprint:
     """The tower of Mistral 3. Missing sizes have the defaults of PixtralVisionConfig."""
-    fields, text = _tower(top), Fields(top.mapping("text_config", {}), top.source)
+    fields, text = _tower_fields(top), Fields(top.mapping("text_config", {}), top.source)
     blocks = layer_numbers(Fields({"num_hidden_layers": 24} | dict(fields.config), fields.source))
     hidden = fields.integer("hidden_size", default=1024)
     width = fields.integer("intermediate_size", default=4096)
@@ -240,7 +242,9 @@ def pixtral_tower(top: Fields) -> Blueprint:
         ),
         tensor("multi_modal_projector.patch_merger.merging_layer.weight", 1, hidden, merged_size),
     ]
-    return Blueprint(tuple(linears), (_group(len(blocks), heads, head),), tuple(parameters))
+    return Blueprint(
+        tuple(linears), (_attention_group(len(blocks), heads, head),), tuple(parameters)
+    )
 
 
 def siglip(top: Fields) -> Blueprint:
@@ -280,9 +284,9 @@ def siglip(top: Fields) -> Blueprint:
     )
     parameters = [
         tensor(f"{layer}.{name}", depth, hidden)
-        for name in _norm("layer_norm1") + _norm("layer_norm2")
+        for name in _norm_names("layer_norm1") + _norm_names("layer_norm2")
     ]
-    parameters += [tensor(f"{path}.{name}", 1, hidden) for name in _norm("post_layernorm")]
+    parameters += [tensor(f"{path}.{name}", 1, hidden) for name in _norm_names("post_layernorm")]
     parameters += [
         tensor(f"{path}.embeddings.patch_embedding.weight", 1, hidden, channels, patch, patch),
         tensor(f"{path}.embeddings.patch_embedding.bias", 1, hidden),
@@ -302,5 +306,5 @@ def siglip(top: Fields) -> Blueprint:
     return Blueprint(linears, (group,), tuple(parameters))
 
 
-def _norm(name: str) -> list[str]:
+def _norm_names(name: str) -> list[str]:
     return [f"{name}.weight", f"{name}.bias"]

@@ -34,7 +34,7 @@ def node_kinds(
     kinds: dict[Hashable, list[Node]] = {}
     for node in ordered_nodes:
         kinds.setdefault(_identity(node.hardware, promised_bytes), []).append(node)
-    return [_kind(group, promised_bytes) for group in kinds.values()]
+    return [_node_kind(group, promised_bytes) for group in kinds.values()]
 
 
 def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
@@ -63,7 +63,7 @@ def _step(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int | None:
     return available_bytes(gpu, promised_bytes) * _STEPS // gpu.total_bytes
 
 
-def _kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> NodeKind:
+def _node_kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> NodeKind:
     first = nodes[0].hardware
     if len(nodes) == 1:
         return NodeKind((nodes[0],), first, promised_bytes)

@@ -73,12 +73,12 @@ class Networks:
             return [tuple(nodes[at : at + size]) for at in range(0, whole_count, size)]
         least_quality = self.quality(slowest_network)
         free_nodes, groups = list(nodes), list[tuple[Node, ...]]()
-        while group := self._group(free_nodes, size, least_quality):
+        while group := self._best_node_group(free_nodes, size, least_quality):
             groups.append(group)
             free_nodes = [node for node in free_nodes if node not in group]
         return groups
 
-    def _group(
+    def _best_node_group(
         self, nodes: Sequence[Node], size: int, least_quality: Quality
     ) -> tuple[Node, ...] | None:
         for first in nodes:

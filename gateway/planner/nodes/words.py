@@ -29,12 +29,12 @@ def node_reason(plans: Sequence[Plan], network: Network) -> str:
     if best_plan.span == 1:
         nodes = len({node_ranks.node for node_ranks in best_plan.nodes})
         place_words = "one node" if nodes == 1 else f"{nodes} nodes, each copy on one"
-        return f"{place_words}: {_figures(best_plan)}{_span_figures(plans)}"
+        return f"{place_words}: {_speed_figures(best_plan)}{_span_figures(plans)}"
     single_plan = next((plan for plan in plans if plan.span == 1), None)
     reason = (
         "no single node can hold it"
         if single_plan is None
-        else f"one node gives {_figures(single_plan)}"
+        else f"one node gives {_speed_figures(single_plan)}"
     )
     unknown_words = (
         "" if best_plan.speed else "; the network is not known, and neither is the speed"
@@ -42,21 +42,21 @@ def node_reason(plans: Sequence[Plan], network: Network) -> str:
     if not best_plan.speed and best_plan.pipeline_parallel.value > 1:
         unknown_words = "; without a known network, stages are taken, which send least"
     return (
-        f"{best_plan.span} nodes by {layout_of(best_plan)} over {text}: {_figures(best_plan)};"
-        f" {reason}{unknown_words}"
+        f"{best_plan.span} nodes by {layout_of(best_plan)} over {text}:"
+        f" {_speed_figures(best_plan)}; {reason}{unknown_words}"
     )
 
 
 def _span_figures(plans: Sequence[Plan]) -> str:
     span_plan = next((plan for plan in plans if plan.span > 1), None)
     return (
-        f"; {span_plan.span} nodes by {layout_of(span_plan)} give {_figures(span_plan)}"
+        f"; {span_plan.span} nodes by {layout_of(span_plan)} give {_speed_figures(span_plan)}"
         if span_plan
         else ""
     )
 
 
-def _figures(plan: Plan) -> str:
+def _speed_figures(plan: Plan) -> str:
     context = f"{plan.max_model_len.value:,} tokens of context"
     if plan.speed is None:
         return f"speed unknown, {context}"

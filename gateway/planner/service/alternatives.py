@@ -89,7 +89,7 @@ def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -
     if decision.plans or not verdicts - _CURELESS_VERDICTS:
         return decision
     shorter = _best_shorter_plan(unplanned_model)
-    change = _change(unplanned_model, shorter)
+    change = _missing_option(unplanned_model, shorter)
     if not verdicts - _FORMLESS_VERDICTS:
         fit = WouldFit(weights_bytes=0, room_bytes=0, change=change)
         return decision.evolve(would_fit=fit) if change else decision
@@ -119,7 +119,7 @@ def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -
 def _weights(decision: Decision) -> int:
     """Bytes of the model's weights, all ranks together."""
     measured_parts = [
-        rejection.memory.weights_bytes * _ranks(rejection)
+        rejection.memory.weights_bytes * _largest_ranks(rejection)
         for rejection in decision.rejected
         if rejection.memory is not None
     ]
@@ -128,9 +128,9 @@ def _weights(decision: Decision) -> int:
 
 def _max_weights_bytes(decision: Decision) -> int:
     """The largest weights that would have room, all ranks together."""
-    measured_parts = [(rejection.memory, _ranks(rejection)) for rejection in decision.rejected] + [
-        (plan.memory, _ranks(plan)) for plan in decision.plans[:1]
-    ]
+    measured_parts = [
+        (rejection.memory, _largest_ranks(rejection)) for rejection in decision.rejected
+    ] + [(plan.memory, _largest_ranks(plan)) for plan in decision.plans[:1]]
     weight_limits = [
         (memory.budget_bytes - memory.activation_bytes - memory.overhead_bytes) * ranks
         for memory, ranks in measured_parts
@@ -139,13 +139,13 @@ def _max_weights_bytes(decision: Decision) -> int:
     return max([0, *weight_limits])
 
 
-def _ranks(result: Plan | Rejected) -> int:
+def _largest_ranks(result: Plan | Rejected) -> int:
     if isinstance(result, Rejected):
         return result.tensor_parallel * result.pipeline_parallel * result.data_parallel
     return max(1, len(result.gpus))
 
 
-def _change(unplanned_model: Unplanned, shorter: Plan | None) -> str:
+def _missing_option(unplanned_model: Unplanned, shorter: Plan | None) -> str:
     """The first option of the wish without which there is a plan, in words; "": none is. shorter:
     the plan where no context is demanded."""
     wish = unplanned_model.wish
@@ -319,14 +319,14 @@ def _best(forms: Iterable[tuple[str, str, Plan]], unplanned_model: Unplanned) ->
         key=lambda form: (
             shortcomings(form[2], goal_context),
             form[2].verdict == "degraded",
-            -form[2].memory.weights_bytes * _ranks(form[2]),
+            -form[2].memory.weights_bytes * _largest_ranks(form[2]),
         ),
     )
     return [
         ModelForm(
             what=change or plan.quantization.value,
             source=source,
-            weights_bytes=plan.memory.weights_bytes * _ranks(plan),
+            weights_bytes=plan.memory.weights_bytes * _largest_ranks(plan),
             context=plan.max_model_len.value,
             engine=str(plan.engine),
             gpus=len(plan.gpus),

@@ -144,11 +144,11 @@ class OfflinePlanner:
         request = PlanRequest(
             wish, cluster.nodes[0].hardware, name, include_uninstalled=True, cluster=cluster
         )
-        return self._prepare(request, None, ()).decision()
+        return self._prepare_planning(request, None, ()).decision()
 
     def spec(self, wish: Wish) -> ModelSpec:
         """The model of a wish, as its files describe it. Raises BadModel."""
-        return self._model(wish).spec
+        return self._wished_model(wish).spec
 
     @property
     def hub(self) -> Hub:
@@ -176,13 +176,13 @@ class OfflinePlanner:
     ) -> Decision:
         """The decision for a machine that was read before."""
         request = PlanRequest(wish, machine, name, include_uninstalled=include_alternatives)
-        return self._prepare(request, None, self._local_measurements(machine)).decision()
+        return self._prepare_planning(request, None, self._local_measurements(machine)).decision()
 
     def decide_request(
         self, request: PlanRequest, startable: Startable | None = None, facts: Iterable[Fact] = ()
     ) -> Decision:
         """The decision for a request. startable: plan with these engines alone."""
-        return self._prepare(request, startable, facts).decision()
+        return self._prepare_planning(request, startable, facts).decision()
 
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
         """The plan that a gateway with this data folder would start on this machine.
@@ -191,7 +191,7 @@ class OfflinePlanner:
         """
         _, machine = self.machine(None)
         request = PlanRequest(wish, machine, include_uninstalled=True)
-        return self._prepare(request, startable, facts).decision()
+        return self._prepare_planning(request, startable, facts).decision()
 
     async def check_on(
         self,
@@ -217,8 +217,8 @@ class OfflinePlanner:
                     REQUESTED_LIMIT_S,
                 )
         request = PlanRequest(wish, machine, name)
-        planning = self._prepare(request, startable, self._local_measurements(machine))
-        files = self._model(wish).files
+        planning = self._prepare_planning(request, startable, self._local_measurements(machine))
+        files = self._wished_model(wish).files
         model = model_files(files.config, files.tensors, files.quant_files)
         check = EngineCheck(inquirer, machine, model, REQUESTED_LIMIT_S)
         decision = planning.decide()
@@ -228,11 +228,14 @@ class OfflinePlanner:
         plans = tuple(plan.evolve(engine=exact(plan.engine, check.pins)) for plan in decision.plans)
         return decision.evolve(plans=plans), check.outcome
 
-    def _prepare(
+    def _prepare_planning(
         self, request: PlanRequest, startable: Startable | None, facts: Iterable[Fact]
     ) -> ModelPlanning:
         env = self._settings.engine_env if self._settings is not None else {}
-        planner, model = ModelPlanner(self.profiles, self._hub, env), self._model(request.wish)
+        planner, model = (
+            ModelPlanner(self.profiles, self._hub, env),
+            self._wished_model(request.wish),
+        )
         return planner.prepare(request, model, facts, startable, model.spec.source)
 
     def _local_measurements(self, machine: Hardware) -> list[Fact]:
@@ -243,7 +246,7 @@ class OfflinePlanner:
 
         return measured_facts(self._settings.data / "fitserve.db")
 
-    def _model(self, wish: Wish) -> WishedModel:
+    def _wished_model(self, wish: Wish) -> WishedModel:
         parts = tuple(wish.loras.items()), tuple(wish.commits.items())
         key = wish.source, wish.revision, wish.policy.allow_remote_code, wish.drafter, *parts
         if key not in self._models:

@@ -74,7 +74,7 @@ class VariantPlanner:
             except Refused:
                 raise refusal from None
             open_question = question(
-                placed_candidate, batch_of(placed_candidate), self._environment(first)
+                placed_candidate, batch_of(placed_candidate), self._variant_environment(first)
             )
             answer = self.inputs.answers.get(open_question)
             if answer is None:
@@ -89,7 +89,7 @@ class VariantPlanner:
         """
         placed_candidate = self.place(variant)
         batch = batch_of(placed_candidate)
-        ask = partial(question, placed_candidate, batch, self._environment(variant))
+        ask = partial(question, placed_candidate, batch, self._variant_environment(variant))
         answer = self.inputs.answers.get(ask()) if self.inputs.answers else None
         refusal: Refused | None = None
         try:
@@ -103,7 +103,7 @@ class VariantPlanner:
         if answer is not None and not answer.refused:
             return self._plan_by_answer(candidate, batch, answer, ask)
         try:
-            plan = self._size(candidate, batch).evolve(question=ask())
+            plan = self._sized_plan(candidate, batch).evolve(question=ask())
         except Refused as error:
             if answer is None and self._is_open(error):
                 raise error.open(ask()) from None
@@ -128,7 +128,7 @@ class VariantPlanner:
         ask: makes the question for sizes that the answer has not proven.
         """
         checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
-        plan = self._size(checked, batch)
+        plan = self._sized_plan(checked, batch)
         if text := start_refusal(plan, answer):
             evidence = checked.evidence.add_sizes(plan.memory)
             raise Refused("engine_refuses", text, answer.source, evidence=evidence)
@@ -142,7 +142,7 @@ class VariantPlanner:
         is_unsure = bool(self.inputs.spec.guessed) or refusal.verdict == "unsupported_quantization"
         return is_unsure or refusal.verdict in _KERNEL_VERDICTS
 
-    def _size(self, candidate: Candidate, batch: Batch) -> Plan:
+    def _sized_plan(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of a candidate with known kernels. Raises Refused.
 
         batch: without the drafter.
@@ -245,7 +245,9 @@ class VariantPlanner:
         try:
             with_drafter = batch_of(candidate) if candidate.speculation.slots else batch
             return propose(
-                candidate, sizes(candidate, with_drafter), self._environment(candidate.variant)
+                candidate,
+                sizes(candidate, with_drafter),
+                self._variant_environment(candidate.variant),
             )
         except Refused as error:
             if not candidate.speculation.config:
@@ -261,7 +263,7 @@ class VariantPlanner:
             return propose(
                 plain_candidate,
                 sizes(plain_candidate, batch_of(plain_candidate)),
-                self._environment(candidate.variant),
+                self._variant_environment(candidate.variant),
             )
         except Refused as second:
             raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
@@ -292,7 +294,7 @@ class VariantPlanner:
                 reason = f"{layer.name}: {layer.scheme.reason}"
                 raise Refused("unsupported_quantization", reason, source, layer=layer.name)
 
-    def _environment(self, variant: Variant) -> dict[str, str]:
+    def _variant_environment(self, variant: Variant) -> dict[str, str]:
         """The user's variables, with those that the variant adds."""
         env = self.env
         if variant.layers:

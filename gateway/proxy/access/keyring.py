@@ -104,20 +104,20 @@ class Keyring:
                 if self._store.problem is None:
                     for key in valid:
                         self._store.add_key(key.grant, bytes.fromhex(key.digest), key.created_at)
-        self._swap(valid, is_closed=is_closed)
+        self._swap_keys(valid, is_closed=is_closed)
         if stored_keys and valid != in_file:
             self._revoked = {
                 key.grant.name: key.evolve(digest=_REVOKED_DIGEST)
                 for key in stored_keys
                 if (key.grant.name, key.created_at) in struck
             }
-            self._settle()
+            self._remove_revoked_keys()
 
     def add(self, grant: Grant) -> Secret:
         """The new key, for the only time. Raises Conflict, StoreError."""
         self._store.changeable()
         with self._lock:
-            if self._revoked and not self._settle():
+            if self._revoked and not self._remove_revoked_keys():
                 raise StoreError(
                     "A revoked key is still in the database. Nothing was changed.",
                     hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
@@ -143,9 +143,9 @@ class Keyring:
             key = new_key()
             stored_key = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
             keys = (*self.stored_keys, stored_key)
-            self._write(keys)
+            self._write_file(keys)
             self._store.add_key(grant, bytes.fromhex(stored_key.digest), stored_key.created_at)
-            self._swap(keys)
+            self._swap_keys(keys)
         log.info("key created", key=grant.name, scopes=grant.scopes)
         return key
 
@@ -173,10 +173,10 @@ class Keyring:
                     hint="Remove the other keys first, or create another key with the scope admin.",
                 )
             revoked = next(key for key in self.stored_keys if key.grant.name == name)
-            self._swap(remaining)
+            self._swap_keys(remaining)
             self._revoked[name] = revoked
             struck = self._strike(revoked)
-            durable = self._settle() or struck
+            durable = self._remove_revoked_keys() or struck
         if durable:
             log.info("key removed", key=name)
         else:
@@ -220,7 +220,7 @@ class Keyring:
         self._revoked[key.grant.name] = key.evolve(digest=_REVOKED_DIGEST)
         return True
 
-    def _settle(self) -> bool:
+    def _remove_revoked_keys(self) -> bool:
         """Remove revoked keys from the database, then from the file. Returns whether all is done;
         otherwise it is retried later."""
         if self._store.problem is None:
@@ -228,7 +228,7 @@ class Keyring:
                 for name in self._revoked:
                     with contextlib.suppress(NotFound):
                         self._store.remove_key(name)
-                self._write(self.stored_keys)
+                self._write_file(self.stored_keys)
                 self._revoked.clear()
                 return True
         # The database is in memory. The struck digest has to stay in the file, at least until the
@@ -249,10 +249,10 @@ class Keyring:
         with self._lock:
             self._timer = None
             names = list(self._revoked)
-            if names and self._settle():
+            if names and self._remove_revoked_keys():
                 log.info("revoked keys are removed from the database now", keys=names)
 
-    def _swap(self, stored_keys: tuple[StoredKey, ...], *, is_closed: bool = False) -> None:
+    def _swap_keys(self, stored_keys: tuple[StoredKey, ...], *, is_closed: bool = False) -> None:
         self.stored_keys, former_callers = stored_keys, self._callers
         # One of thousands of keys changes, so the others stay as they are.
         self._callers = {
@@ -280,9 +280,9 @@ class Keyring:
     def _expire(self) -> None:
         with self._lock:
             if self._expiry_timer is not None:
-                self._swap(self.stored_keys)
+                self._swap_keys(self.stored_keys)
 
-    def _write(self, stored_keys: tuple[StoredKey, ...]) -> None:
+    def _write_file(self, stored_keys: tuple[StoredKey, ...]) -> None:
         try:
             atomic_file.write(self._file, _STORED_KEYS.dump_json(stored_keys))
         except OSError as error:

@@ -58,20 +58,20 @@ def structured_usage(data: bytes) -> tuple[int | None, int | None, int | None]:
             holder = answer if prefix == b"{" else answer.get("response")
             block = holder.get("usage") if isinstance(holder, dict) else None
             if isinstance(block, dict):
-                return _tokens(block)
+                return _token_counts(block)
     return None, None, None
 
 
-def _tokens(block: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
-    prompt = _count(block, "prompt_tokens", "input_tokens")
-    completion = _count(block, "completion_tokens", "output_tokens")
+def _token_counts(block: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
+    prompt = _token_count(block, "prompt_tokens", "input_tokens")
+    completion = _token_count(block, "completion_tokens", "output_tokens")
     # Anthropic counts tokens from a cache beside `input_tokens`; OpenAI counts them within the
     # prompt.
     read, created_tokens = (
-        _count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation")
+        _token_count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation")
     )
     details = block.get("prompt_tokens_details", block.get("input_tokens_details"))
-    cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else read
+    cached_tokens = _token_count(details, "cached_tokens") if isinstance(details, dict) else read
     return (
         None if prompt is None else prompt + (read or 0) + (created_tokens or 0),
         completion,
@@ -79,7 +79,7 @@ def _tokens(block: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     )
 
 
-def _count(block: dict[str, Any], *names: str) -> int | None:
+def _token_count(block: dict[str, Any], *names: str) -> int | None:
     """The first of these fields that is a number of tokens."""
     for name in names:
         value = block.get(name)

@@ -67,32 +67,32 @@ class StreamedAnswer:
             text = next((text for text in texts if text), "")
             thoughts = delta.get("reasoning_content") or delta.get("reasoning") or ""
             if text or thoughts:
-                lines.append(self._line(text, thoughts, now))
+                lines.append(self._stream_line(text, thoughts, now))
         return lines
 
     def last_lines(self, times: AnswerTimes) -> list[dict[str, Any]]:
         """The tool calls, and the line that ends the answer with its figures."""
         lines = []
         if self._calls and self.is_chat:
-            line = self._line("", "", times.end_s)
+            line = self._stream_line("", "", times.end_s)
             line["message"]["tool_calls"] = self._tool_calls()
             lines.append(line)
-        return [*lines, self._line("", "", times.end_s) | self._end(times)]
+        return [*lines, self._stream_line("", "", times.end_s) | self._last_fields(times)]
 
     def whole(self, event: Mapping[str, Any], times: AnswerTimes) -> dict[str, Any]:
         """The answer of a request without a stream."""
         lines = self.lines(event, times.end_s)
-        text = lines[0] if lines else self._line("", "", times.end_s)
+        text = lines[0] if lines else self._stream_line("", "", times.end_s)
         if self._calls and self.is_chat:
             text["message"]["tool_calls"] = self._tool_calls()
-        return text | self._end(times)
+        return text | self._last_fields(times)
 
     def load_end(self, times: AnswerTimes) -> dict[str, Any]:
         """The answer of a request that only loads the model."""
         end = {"done": True, "done_reason": "load"}
-        return self._line("", "", times.end_s) | end
+        return self._stream_line("", "", times.end_s) | end
 
-    def _line(self, text: str, thoughts: str, now: float) -> dict[str, Any]:
+    def _stream_line(self, text: str, thoughts: str, now: float) -> dict[str, Any]:
         line: dict[str, Any] = {"model": self.model, "created_at": time_text(now)}
         if not self.is_chat:
             thinking = {"thinking": thoughts} if thoughts else {}
@@ -102,21 +102,21 @@ class StreamedAnswer:
             message["thinking"] = thoughts
         return {**line, "message": message, "done": False}
 
-    def _end(self, times: AnswerTimes) -> dict[str, Any]:
+    def _last_fields(self, times: AnswerTimes) -> dict[str, Any]:
         """The last fields. Without a first token's time, all time counts as that of the answer, so
         a client's tokens per second are a lower bound."""
         usage = self._usage
         first = times.start_s if times.first is None else times.first
-        prompt_time = {"prompt_eval_duration": _duration(first - times.start_s)}
+        prompt_time = {"prompt_eval_duration": _nanoseconds(first - times.start_s)}
         return {
             "done": True,
             "done_reason": "length" if self._reason == "length" else "stop",
-            "total_duration": _duration(times.end_s - times.start_s),
+            "total_duration": _nanoseconds(times.end_s - times.start_s),
             "load_duration": 0,
             "prompt_eval_count": usage.get("prompt_tokens") or 0,
             **(prompt_time if times.first is not None else {}),
             "eval_count": usage.get("completion_tokens") or 0,
-            "eval_duration": max(1, _duration(times.end_s - first)),
+            "eval_duration": max(1, _nanoseconds(times.end_s - first)),
         }
 
     def _take_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
@@ -172,7 +172,7 @@ def embeddings(event: Mapping[str, Any], model: str, times: AnswerTimes) -> dict
     return {
         "model": model,
         "embeddings": [row.get("embedding") for row in event.get("data") or ()],
-        "total_duration": _duration(times.end_s - times.start_s),
+        "total_duration": _nanoseconds(times.end_s - times.start_s),
         "load_duration": 0,
         "prompt_eval_count": (event.get("usage") or {}).get("prompt_tokens") or 0,
     }
@@ -194,13 +194,13 @@ def models(
     for card in model_list.get("data") or ():
         served_card = facts.get(card["id"], ModelCard())
         if not shows_loaded_only:
-            rows.append(_model(card, served_card) | {"size": served_card.weights_bytes or 0})
+            rows.append(_model_fields(card, served_card) | {"size": served_card.weights_bytes or 0})
         elif card.get("state") in LOADED_STATES:
-            rows.append(_model(card, served_card) | _stay_fields(served_card, now))
+            rows.append(_model_fields(card, served_card) | _stay_fields(served_card, now))
     return {"models": rows}
 
 
-def _model(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
+def _model_fields(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
     # Digests of weights are not told to users of the API. Ollama's program shows twelve digits of a
     # digest and ends without them (cmd/cmd.go), so the digest is one of the name.
     return {
@@ -290,6 +290,6 @@ def time_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _duration(seconds: float) -> int:
+def _nanoseconds(seconds: float) -> int:
     """Nanoseconds."""
     return max(0, round(seconds * _NANOSECONDS))

@@ -143,15 +143,15 @@ class _OllamaCall:
             body = await self._body()
             if path == "/api/embed" and body.get("input") in (None, "", []):
                 # No text has no vectors (EmbedHandler in server/routes.go); an engine refuses it.
-                await self._list(body)
+                await self._answer_list(body)
             else:
-                await self._ask(_REQUESTS[path](body), _model_name(body))
+                await self._ask_engine(_REQUESTS[path](body), _model_name(body))
         elif path in _LISTS:
             self._check_method(_LISTS[path])
-            await self._list(await self._body() if _LISTS[path] == "POST" else {})
+            await self._answer_list(await self._body() if _LISTS[path] == "POST" else {})
         elif path.startswith(f"{lm_studio_answers.MODELS}/"):
             self._check_method("GET")
-            await self._list({"model": path.removeprefix(f"{lm_studio_answers.MODELS}/")})
+            await self._answer_list({"model": path.removeprefix(f"{lm_studio_answers.MODELS}/")})
         else:
             hint = foreign_hint(path) or "docs/api.md lists the calls of Ollama's API."
             raise no_route_error(self._method, path, hint)
@@ -160,14 +160,14 @@ class _OllamaCall:
         """The error as Ollama tells it, in the head or as a last line."""
         answer = {"error": str(error)}
         if self._has_started:
-            await self._write(dump(answer) + b"\n", has_more=False)
+            await self._write_body(dump(answer) + b"\n", has_more=False)
         else:
             headers = error_headers(error)
             if self._plane.origins is not None:
                 headers += self._plane.origins.headers(dict(self._headers).get(b"origin"))
-            await self._reply(error.status, answer, headers)
+            await self._reply_whole(error.status, answer, headers)
 
-    async def _ask(self, request: OpenAIRequest, name: str) -> None:
+    async def _ask_engine(self, request: OpenAIRequest, name: str) -> None:
         fields = {field: value for field, value in request.body.items() if value is not None}
         fields["model"] = self._served_name(name)
         body = dump(fields)
@@ -181,7 +181,7 @@ class _OllamaCall:
         async with self._inner_request("POST", request.path, body) as inner_answer:
             if inner_answer.status >= 400:
                 error = _answer_event(await inner_answer.body())
-                await self._reply(
+                await self._reply_whole(
                     inner_answer.status, {"error": error_text(error)}, inner_answer.headers
                 )
             elif request.stream:
@@ -191,7 +191,7 @@ class _OllamaCall:
                 event = _answer_event(await inner_answer.body())
                 with _readable_answer():
                     complete_body = self._complete_body(request, event, name)
-                await self._reply(200, complete_body, inner_answer.headers)
+                await self._reply_whole(200, complete_body, inner_answer.headers)
 
     def _complete_body(self, request: OpenAIRequest, event: Any, name: str) -> dict[str, Any]:
         now = time.time()
@@ -205,14 +205,14 @@ class _OllamaCall:
         return answer.load_end(times) if request.loads else answer.whole(event, times)
 
     async def _stream(self, inner_answer: InnerAnswer, answer: StreamedAnswer) -> None:
-        await self._start(200, b"application/x-ndjson", inner_answer.headers)
+        await self._start_answer(200, b"application/x-ndjson", inner_answer.headers)
         async for line in inner_answer.lines():
             if await self._pass_on(line, answer):
                 return
         times = AnswerTimes(self._start_s, self._first or time.time(), time.time())
         with _readable_answer():
             lines = answer.last_lines(times)
-        await self._write(_lines(lines), has_more=False)
+        await self._write_body(_joined_lines(lines), has_more=False)
 
     async def _pass_on(self, line: bytes, answer: StreamedAnswer) -> bool:
         """Write the lines for a line of the event stream; whether it was an error."""
@@ -225,7 +225,7 @@ class _OllamaCall:
         is_error = any("error" in each_line for each_line in lines)
         if lines:
             self._first = self._first or time.time()
-            await self._write(_lines(lines), has_more=not is_error)
+            await self._write_body(_joined_lines(lines), has_more=not is_error)
         return is_error
 
     async def _wait_for_leave(self, task: asyncio.Task[Any] | None) -> None:
@@ -235,20 +235,20 @@ class _OllamaCall:
         if task is not None:
             task.cancel()
 
-    async def _list(self, body: Mapping[str, Any]) -> None:
+    async def _answer_list(self, body: Mapping[str, Any]) -> None:
         async with self._inner_request("GET", "/v1/models", b"") as inner_answer:
             model_list = _answer_event(await inner_answer.body())
             if inner_answer.status >= 400:
-                await self._reply(
+                await self._reply_whole(
                     inner_answer.status, {"error": error_text(model_list)}, inner_answer.headers
                 )
                 return
         complete_body = self._list_answer(model_list, body)
         if self._path == "/api/pull" and body.get("stream") is not False:
-            await self._start(200, b"application/x-ndjson", inner_answer.headers)
-            await self._write(_lines(ollama_answers.pull_lines()), has_more=False)
+            await self._start_answer(200, b"application/x-ndjson", inner_answer.headers)
+            await self._write_body(_joined_lines(ollama_answers.pull_lines()), has_more=False)
         else:
-            await self._reply(200, complete_body, inner_answer.headers)
+            await self._reply_whole(200, complete_body, inner_answer.headers)
 
     def _list_answer(
         self, model_list: Mapping[str, Any], body: Mapping[str, Any]
@@ -322,12 +322,12 @@ class _OllamaCall:
             raise BadRequest("The body needs a `model`.", hint="See /api/tags.", param="model")
         return body
 
-    async def _reply(self, status: int, body: Any, answer_headers: Headers) -> None:
+    async def _reply_whole(self, status: int, body: Any, answer_headers: Headers) -> None:
         data = dump(body)
-        await self._start(status, b"application/json", answer_headers, len(data))
-        await self._write(data, has_more=False)
+        await self._start_answer(status, b"application/json", answer_headers, len(data))
+        await self._write_body(data, has_more=False)
 
-    async def _start(
+    async def _start_answer(
         self, status: int, kind: bytes, answer_headers: Headers, length: int | None = None
     ) -> None:
         """answer_headers: headers of the answer of /v1 or of the refusal."""
@@ -339,7 +339,7 @@ class _OllamaCall:
         self._has_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def _write(self, data: bytes, *, has_more: bool) -> None:
+    async def _write_body(self, data: bytes, *, has_more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": has_more})
 
 
@@ -370,5 +370,5 @@ def _unreadable_answer_error() -> UpstreamError:
     )
 
 
-def _lines(lines: list[dict[str, Any]]) -> bytes:
+def _joined_lines(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(dump(line) + b"\n" for line in lines)

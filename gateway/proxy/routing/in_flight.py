@@ -20,7 +20,7 @@ Phase = Literal[
 ]
 
 
-def _description(text: str) -> dict[str, str]:
+def _described_field(text: str) -> dict[str, str]:
     """Metadata of a field with its description for the API. Not pydantic's `Field`: workers do
     without pydantic, which saves 10 MiB each."""
     return {"description": text}
@@ -31,28 +31,28 @@ class RequestInFlight:
     """A request in flight, without prompt, answer or key."""
 
     id: str = field(
-        metadata=_description("the `x-request-id` of its answer, which the client may choose")
+        metadata=_described_field("the `x-request-id` of its answer, which the client may choose")
     )
     model: str
     endpoint: str = field(
-        metadata=_description("name as in metrics: chat, completions, embeddings, ...")
+        metadata=_described_field("name as in metrics: chat, completions, embeddings, ...")
     )
-    key: str = field(metadata=_description("name of the key; empty: no key"))
+    key: str = field(metadata=_described_field("name of the key; empty: no key"))
     address: str = field(
-        metadata=_description("address of the client, or of a proxy before the gateway")
+        metadata=_described_field("address of the client, or of a proxy before the gateway")
     )
     phase: Phase
     replica: str | None = field(
-        metadata=_description("the engine that has the request; null: none yet")
+        metadata=_described_field("the engine that has the request; null: none yet")
     )
-    began_at: float = field(metadata=_description("Unix time"))
+    began_at: float = field(metadata=_described_field("Unix time"))
     first_byte_s: float | None = field(
-        metadata=_description("seconds to the first byte of the answer; null: none yet")
+        metadata=_described_field("seconds to the first byte of the answer; null: none yet")
     )
     received_bytes: int = field(
-        metadata=_description("bytes of the request's body when it was routed")
+        metadata=_described_field("bytes of the request's body when it was routed")
     )
-    sent_bytes: int = field(metadata=_description("bytes of the answer's body so far"))
+    sent_bytes: int = field(metadata=_described_field("bytes of the answer's body so far"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RequestsInFlight:
     """The oldest requests in flight, oldest first."""
 
     data: tuple[RequestInFlight, ...]
-    more: int = field(metadata=_description("requests in flight that are not listed"))
+    more: int = field(metadata=_described_field("requests in flight that are not listed"))
 
 
 class InFlight(Protocol):

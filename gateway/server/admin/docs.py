@@ -65,7 +65,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         (
             parameter["name"],
             parameter["in"] + (", required" if parameter.get("required") else ""),
-            _type(parameter["schema"]),
+            _type_html(parameter["schema"]),
             parameter.get("description", ""),
         )
         for parameter in operation.get("parameters", ())
@@ -76,7 +76,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         ("Answer", _success(operation["responses"])),
     ):
         lines += [
-            f"<p>{title}: {_type(content['schema'])}</p>"
+            f"<p>{title}: {_type_html(content['schema'])}</p>"
             for content in message.get("content", {}).values()
             if "schema" in content
         ]
@@ -93,7 +93,7 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
         (
             field,
             "required" if field in required else "",
-            _type(field_schema),
+            _type_html(field_schema),
             field_schema.get("description", ""),
         )
         for field, field_schema in schema.get("properties", {}).items()
@@ -118,16 +118,20 @@ def _table(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[str]:
         yield f"<table>{''.join(cells)}</table>"
 
 
-def _type(schema: dict[str, Any]) -> str:
+def _type_html(schema: dict[str, Any]) -> str:
     """A type in HTML; a type of this API is a link to its fields."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return " or ".join(_type(choice) for choice in choices)
+        return " or ".join(_type_html(choice) for choice in choices)
     if "enum" in schema or "const" in schema:
         return " or ".join(
             escape(repr(value)) for value in schema.get("enum", [schema.get("const")])
         )
     kind = escape(str(schema.get("type", "any")))
-    return f"{kind} of {_type(schema['items'])}" if isinstance(schema.get("items"), dict) else kind
+    return (
+        f"{kind} of {_type_html(schema['items'])}"
+        if isinstance(schema.get("items"), dict)
+        else kind
+    )

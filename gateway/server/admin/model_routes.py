@@ -95,16 +95,16 @@ async def add_model(
     # Nothing is awaited between the look for the key and that for the name.
     added = None if dry_run else owner_commands.model_of_key(idempotency_key, wish.name)
     if added is not None:
-        return await _show(request, added, 202)
+        return await _view_response(request, added, 202)
     gateway.loop.fleet.check_new(wish)
     if dry_run:
         result = await plan_preview.plan(wish, include_uninstalled=True)
-        return _json(await _add_start(gateway, wish, result))
+        return _json_response(await _add_start(gateway, wish, result))
     if wish.source is not None:
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
         result = await plan_preview.plan(wish)
         wish = wish.evolve(commits=dict(result.commits))
-    return await _show(request, await owner_commands.add(wish, idempotency_key), 202)
+    return await _view_response(request, await owner_commands.add(wish, idempotency_key), 202)
 
 
 @router.get("/models", response_model=ModelList)
@@ -128,7 +128,7 @@ async def list_models(request: Request) -> Response:
         cache.retain(fleet.models.keys())
         return f'{{"data":[{",".join(views)}]}}'.encode()
 
-    return _json(await gateway.shared_answer("models", render))
+    return _json_response(await gateway.shared_answer("models", render))
 
 
 @router.get(
@@ -171,7 +171,7 @@ async def logs(
 
 @router.get("/models/{name:path}", response_model=ModelView, responses=errors(NotFound))
 async def show_model(request: Request, name: str) -> Response:
-    return await _show(request, gateway_of(request).loop.fleet.model(name))
+    return await _view_response(request, gateway_of(request).loop.fleet.model(name))
 
 
 @router.delete(
@@ -252,7 +252,7 @@ async def change_model(
         await owner_commands.change(model, old_wish, wish, restarts=restarts)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = result.decision if dry_run and result is not None else b"null"
-    return _json(
+    return _json_response(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision),
         202 if restarts and not dry_run else 200,
     )
@@ -267,7 +267,9 @@ async def change_model(
 async def retry_model(request: Request, name: str) -> Any:
     """Lift quarantine and back-off: earlier failures no longer count, and the next start follows at
     once, from the current images of their names."""
-    return await _show(request, await gateway_of(request).loop.owner_commands.retry(name), 202)
+    return await _view_response(
+        request, await gateway_of(request).loop.owner_commands.retry(name), 202
+    )
 
 
 @router.post(
@@ -279,7 +281,9 @@ async def retry_model(request: Request, name: str) -> Any:
 async def stop_model(request: Request, name: str) -> Any:
     """End the engines after their current requests, and keep the model unloaded, also after a
     restart, until it is started."""
-    return await _show(request, await gateway_of(request).loop.owner_commands.stop(name), 202)
+    return await _view_response(
+        request, await gateway_of(request).loop.owner_commands.stop(name), 202
+    )
 
 
 @router.post(
@@ -290,7 +294,9 @@ async def stop_model(request: Request, name: str) -> Any:
 )
 async def unload_model(request: Request, name: str) -> Any:
     """End the engines after their current requests. The next request loads the model again."""
-    return await _show(request, await gateway_of(request).loop.owner_commands.unload(name), 202)
+    return await _view_response(
+        request, await gateway_of(request).loop.owner_commands.unload(name), 202
+    )
 
 
 @router.post(
@@ -301,7 +307,9 @@ async def unload_model(request: Request, name: str) -> Any:
 )
 async def start_model(request: Request, name: str) -> Any:
     """Load a stopped model again."""
-    return await _show(request, await gateway_of(request).loop.owner_commands.start(name), 202)
+    return await _view_response(
+        request, await gateway_of(request).loop.owner_commands.start(name), 202
+    )
 
 
 @router.post("/plan", response_model=Decision, responses=errors(*_PLAN_ERRORS))
@@ -317,7 +325,9 @@ async def make_plan(request: Request, body: PlanBody) -> Response:
     result = await plan_preview.plan(
         wish, body.hardware, include_uninstalled=True, needs_weights=False
     )
-    return _json(result.decision if body.hardware else await _add_start(gateway, wish, result))
+    return _json_response(
+        result.decision if body.hardware else await _add_start(gateway, wish, result)
+    )
 
 
 @router.get("/hardware")
@@ -327,7 +337,7 @@ async def hardware(request: Request) -> Hardware:
     return await plan_preview.hardware()
 
 
-def _json(body: bytes, status: int = 200) -> Response:
+def _json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
@@ -342,7 +352,7 @@ async def _add_start(gateway: Gateway, wish: Wish, result: PlanResult) -> bytes:
     return b"%b%b}" % (result.decision.removesuffix(b"null}"), start)
 
 
-async def _show(request: Request, model: ManagedModel, status: int = 200) -> Response:
+async def _view_response(request: Request, model: ManagedModel, status: int = 200) -> Response:
     """The complete view. The decision is JSON already and may be megabytes, so it is not parsed
     again."""
     gateway = gateway_of(request)
@@ -352,7 +362,7 @@ async def _show(request: Request, model: ManagedModel, status: int = 200) -> Res
     )
     model_view = view(model, fleet.keep_alive_s(model.wish), starts, attempts, shows_all=True)
     text = model_view.model_dump_json(exclude={"decision"}).encode()
-    return _json(
+    return _json_response(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), model.decision or b"null"), status
     )
 

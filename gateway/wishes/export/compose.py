@@ -12,15 +12,15 @@ def compose(start: EngineStart) -> dict[str, Any]:
     """The content of a Compose file with one service. Empty fields are left out."""
     service: dict[str, Any] = {
         "image": start.image,
-        "entrypoint": [_literal(start.argv[0])],
-        "command": [_literal(word) for word in start.argv[1:]],
-        "environment": {name: _literal(value) for name, value in start.variables.items()},
+        "entrypoint": [_compose_literal(start.argv[0])],
+        "command": [_compose_literal(word) for word in start.argv[1:]],
+        "environment": {name: _compose_literal(value) for name, value in start.variables.items()},
         "ports": [f"127.0.0.1:{start.port}:{start.port}"],
         "volumes": [
             {
                 "type": mount.kind,
-                "source": _literal(mount.source),
-                "target": _literal(mount.target),
+                "source": _compose_literal(mount.source),
+                "target": _compose_literal(mount.target),
                 "read_only": mount.read_only,
             }
             for mount in start.mounts
@@ -46,6 +46,6 @@ def compose(start: EngineStart) -> dict[str, Any]:
     return {"services": {start.name: fields}, **({"volumes": volumes} if volumes else {})}
 
 
-def _literal(text: str) -> str:
+def _compose_literal(text: str) -> str:
     """The text with `$` doubled, because Compose replaces $NAME by a variable."""
     return text.replace("$", "$$")

@@ -171,18 +171,18 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> _ReadMod
             problems.append(
                 _Problem(document.position_of((str(key),)).line, "", f"{key}: {reason}.")
             )
-    macros = _texts(data.get("macros"))
+    macros = _macro_texts(data.get("macros"))
     for name, entry in data["models"].items():
         line = document.position_of(("models", str(name))).line
         entry_fields = entry if isinstance(entry, dict) else {}
-        texts = macros | _texts(entry_fields.get("macros")) | {"MODEL_ID": str(name)}
+        texts = macros | _macro_texts(entry_fields.get("macros")) | {"MODEL_ID": str(name)}
         fields, texts_of_problems = _swap_model(entry_fields, texts, knowledge)
         # -1 is the value of the whole file.
         ttl = entry_fields.get("ttl", -1)
         ttl = data.get("globalTTL") if ttl == -1 else ttl
         texts_of_problems += _set_stay(fields, ttl, is_pinned=str(name) in pinned_names)
         problems += [_Problem(line, str(name), text) for text in texts_of_problems]
-        _keep(models, str(name), fields, problems, line)
+        _add_model(models, str(name), fields, problems, line)
     return _ReadModels(models, problems)
 
 
@@ -212,7 +212,9 @@ def _swap_model(
         fields: dict[str, Any] = {"endpoints": [endpoint]}
         problems = ["cmd: the engine of an endpoint is started where it runs."] if words else []
     else:
-        fields, problems = _start(words, _pairs(entry.get("env")), knowledge)
+        fields, problems = _read_engine_start(
+            words, _variables_by_name(entry.get("env")), knowledge
+        )
     read_keys = {"cmd", "env", "macros", "name", "description", "ttl"}
     for key, value in entry.items():
         if key == "aliases" and isinstance(value, list):
@@ -262,11 +264,11 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> _ReadModels
         line = document.position_of(("services", str(service))).line
         entry_fields = entry if isinstance(entry, dict) else {}
         words = [
-            _interpolate(word)
+            _interpolate_word(word)
             for key in ("entrypoint", "command")
             for word in split_words(entry_fields.get(key))
         ]
-        image = _interpolate(str(entry_fields.get("image") or ""))
+        image = _interpolate_word(str(entry_fields.get("image") or ""))
         if engine_command(words) is not None or image_kind(image):
             # `docker run` has the same parts.
             words = ["docker", "run", image, *words]
@@ -274,20 +276,20 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> _ReadModels
             text = "it starts no vLLM or SGLang. Keep it there."
             problems.append(_Problem(line, str(service), text))
             continue
-        variables = _pairs(entry_fields.get("environment"))
+        variables = _variables_by_name(entry_fields.get("environment"))
         volumes = entry_fields.get("volumes")
         mounts = [
-            {key: _interpolate(str(value)) for key, value in volume.items()}
+            {key: _interpolate_word(str(value)) for key, value in volume.items()}
             if isinstance(volume, dict)
-            else _interpolate(str(volume))
+            else _interpolate_word(str(volume))
             for volume in (volumes if isinstance(volumes, list) else ())
         ]
-        fields, texts = _start(words, variables, knowledge, mounts)
+        fields, texts = _read_engine_start(words, variables, knowledge, mounts)
         if devices := _devices(entry_fields):
             fields["gpus"] = devices
         texts += _compose_problems(entry_fields)
         problems += [_Problem(line, str(service), text) for text in texts]
-        _keep(models, str(service), fields, problems, line)
+        _add_model(models, str(service), fields, problems, line)
     return _ReadModels(models, problems)
 
 
@@ -330,7 +332,7 @@ def _read_modelfile(text: str, name: str) -> _ReadModels:
             reason = _OWN_INSTRUCTIONS.get(instruction, "it has no equal here; leave it out")
             problems.append(_Problem(line, "", f"{instruction.upper()}: {reason}."))
     models: dict[str, dict[str, Any]] = {}
-    _keep(models, name, fields, problems, first_line)
+    _add_model(models, name, fields, problems, first_line)
     return _ReadModels(models, problems)
 
 
@@ -355,7 +357,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         yield number, name.lower(), value.strip('"')
 
 
-def _start(
+def _read_engine_start(
     words: Sequence[str],
     variables: Mapping[str, str],
     knowledge: EngineKnowledge,
@@ -376,7 +378,7 @@ def _start(
     names = fields.pop("names", [])
     if names:
         fields["aliases"] = names
-    passed_variables = dict(variables) | _pairs(_options(command, _ENV_OPTIONS))
+    passed_variables = dict(variables) | _variables_by_name(_option_values(command, _ENV_OPTIONS))
     container_words = command.words
     if "run" in container_words[:4]:
         container_words = (
@@ -384,14 +386,16 @@ def _start(
             if command.image in container_words
             else ()
         )
-    passed_variables |= _pairs([word for word in container_words if _ASSIGNMENT.fullmatch(word)])
+    passed_variables |= _variables_by_name(
+        [word for word in container_words if _ASSIGNMENT.fullmatch(word)]
+    )
     other_variables, notices = environment(passed_variables, engine)
     fields |= other_variables
-    if gpus := _gpus_text(next(iter(_options(command, ("--gpus",))), "")):
+    if gpus := _gpus_text(next(iter(_option_values(command, ("--gpus",))), "")):
         fields["gpus"] = gpus
     options = {*container_options(command.words)}
     if "run" in command.words[:4]:
-        problems += _use_host_paths(fields, [*volumes, *_options(command, _VOLUME_OPTIONS)])
+        problems += _use_host_paths(fields, [*volumes, *_option_values(command, _VOLUME_OPTIONS)])
     if ports := sorted(options.intersection(_PORT_OPTIONS)):
         problems.append(f"{', '.join(ports)}: {_PORTS}.")
     if options := options - {*_READ_OPTIONS, *_VOLUME_OPTIONS, *_PORT_OPTIONS}:
@@ -428,7 +432,7 @@ def _use_host_paths(fields: dict[str, Any], volumes: Iterable[object]) -> list[s
     ]
 
 
-def _interpolate(word: str) -> str:
+def _interpolate_word(word: str) -> str:
     """A word of a compose file: with defaults in the place of variables, and others by the name of
     the variable as a models file has it."""
     return "$".join(
@@ -437,7 +441,7 @@ def _interpolate(word: str) -> str:
     )
 
 
-def _options(command: EngineCommand, names: Sequence[str]) -> list[str]:
+def _option_values(command: EngineCommand, names: Sequence[str]) -> list[str]:
     """The values of an option before the engine's own flags."""
     words = command.words
     values = [words[at + 1] for at, word in enumerate(words[:-1]) if word in names]
@@ -472,7 +476,7 @@ def _devices(service: Mapping[str, Any]) -> list[str] | int | None:
     return None
 
 
-def _pairs(variables: object) -> dict[str, str]:
+def _variables_by_name(variables: object) -> dict[str, str]:
     """Variables by name, from a mapping or from `NAME=VALUE` items."""
     if isinstance(variables, dict):
         return {str(name): str(value) for name, value in variables.items() if value is not None}
@@ -480,7 +484,7 @@ def _pairs(variables: object) -> dict[str, str]:
     return dict(str(item).split("=", 1) for item in items if "=" in str(item))
 
 
-def _texts(macros: object) -> dict[str, str]:
+def _macro_texts(macros: object) -> dict[str, str]:
     entry_fields = macros if isinstance(macros, dict) else {}
     return {str(name): str(value) for name, value in entry_fields.items()}
 
@@ -496,7 +500,7 @@ def _expand_macros(text: str, macros: Mapping[str, str]) -> str:
     return _SWAP_VARIABLE.sub(_REFERENCE, text)
 
 
-def _keep(
+def _add_model(
     models: dict[str, dict[str, Any]],
     name: str,
     fields: dict[str, Any],

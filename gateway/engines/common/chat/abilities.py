@@ -70,25 +70,29 @@ def questions(plan: Plan) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     if plan.tool_parser.value != NO_PARSER:
         result["required_tools"] = {
-            **_ask(_WEATHER_QUESTION, limit),
+            **_question_body(_WEATHER_QUESTION, limit),
             "tools": _STRICT_TOOLS,
             "tool_choice": "required",
         }
-        result["tools"] = {**_ask(_WEATHER_QUESTION, limit), "tools": _TOOLS, "tool_choice": "auto"}
+        result["tools"] = {
+            **_question_body(_WEATHER_QUESTION, limit),
+            "tools": _TOOLS,
+            "tool_choice": "auto",
+        }
     if thinks:
         result["reasoning"] = {
-            **_ask(_REASONING_QUESTION, limit),
+            **_question_body(_REASONING_QUESTION, limit),
             "chat_template_kwargs": _THINKING_SWITCHES,
         }
     response_schema = {"name": "answer", "schema": ANSWER, "strict": True}
     result["json_schema"] = {
-        **_ask(_SCHEMA_QUESTION, limit),
+        **_question_body(_SCHEMA_QUESTION, limit),
         "response_format": {"type": "json_schema", "json_schema": response_schema},
     }
     return result
 
 
-def _ask(text: str, limit: int) -> dict[str, Any]:
+def _question_body(text: str, limit: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "temperature": 0}
 
 
@@ -119,7 +123,7 @@ def judge(name: str, parsed: ParsedAnswer) -> Ability:
         problem = (
             ""
             if parsed.thoughts.strip()
-            else f"its answer comes without thoughts apart: {_begin(parsed.content)}"
+            else f"its answer comes without thoughts apart: {_conversation_begin(parsed.content)}"
         )
         problem = problem or ("" if parsed.content.strip() else "its thoughts came, and no answer")
         proof = f"{len(parsed.thoughts)} characters of thoughts came apart from the answer"
@@ -127,7 +131,7 @@ def judge(name: str, parsed: ParsedAnswer) -> Ability:
         problem = (
             ""
             if fits(parsed.content, ANSWER)
-            else f"its answer does not fit the schema: {_begin(parsed.content)}"
+            else f"its answer does not fit the schema: {_conversation_begin(parsed.content)}"
         )
         proof = "its answer fits the schema"
     if not problem:
@@ -142,14 +146,14 @@ def judge(name: str, parsed: ParsedAnswer) -> Ability:
 def _call(parsed: ParsedAnswer) -> str:
     """The fault of a tool call; "": none."""
     if not parsed.calls:
-        return f"it called no tool, and said: {_begin(parsed.content)}"
+        return f"it called no tool, and said: {_conversation_begin(parsed.content)}"
     name, arguments = parsed.calls[0]
     if name != TOOL:
-        return f"it called {_begin(name)}, which was not offered"
+        return f"it called {_conversation_begin(name)}, which was not offered"
     return (
         ""
         if fits(arguments, ARGUMENTS)
-        else f"the arguments of its call do not fit: {_begin(arguments)}"
+        else f"the arguments of its call do not fit: {_conversation_begin(arguments)}"
     )
 
 
@@ -174,7 +178,7 @@ def _has_type(value: object, schema: dict[str, Any]) -> bool:
     return isinstance(value, bool if schema["type"] == "boolean" else str)
 
 
-def _begin(text: str) -> str:
+def _conversation_begin(text: str) -> str:
     return (
         repr(text[:_MAX_WORDS] + ("..." if len(text) > _MAX_WORDS else ""))
         if text.strip()

@@ -91,9 +91,9 @@ def fullest(
         candidate_stages = list(parts)
     stage_index = max(
         candidate_stages,
-        key=lambda stage_index: _size(built_model, layers, stage_index, repeated_parts),
+        key=lambda stage_index: _stage_bits(built_model, layers, stage_index, repeated_parts),
     )
-    return _part(
+    return _stage_part(
         built_model,
         layers,
         stage_index,
@@ -115,7 +115,7 @@ def stage_model(
     embedding. If only the tensors of a model are known, a stage has its share of them.
     repeated_parts: parts that every stage has (`parts_of_every_stage`).
     """
-    return _part(
+    return _stage_part(
         built_model,
         layers,
         stage_index,
@@ -127,7 +127,7 @@ def stage_model(
     )
 
 
-def _part(
+def _stage_part(
     built_model: BuiltModel,
     layers: tuple[int, ...],
     stage_index: int,
@@ -137,7 +137,7 @@ def _part(
     """attending: how many layers it has of each kind of attention."""
     linears, rest_groups = [], []
     for layer in built_model.linears:
-        numbers = _numbers(layer, layers, stage_index, repeated_parts)
+        numbers = _stage_layer_numbers(layer, layers, stage_index, repeated_parts)
         if numbers:
             linears.append(layer.part(numbers))
     tied = _has_tied_head(built_model)
@@ -186,7 +186,7 @@ def _is_at_end(
     return last if tensor.name.startswith(_LAST_NORMS) else first or "towers" in repeated_parts
 
 
-def _numbers(
+def _stage_layer_numbers(
     layer: Linear, layers: Sequence[int], stage_index: int, repeated_parts: frozenset[str]
 ) -> Sequence[int]:
     """Numbers of this layer that the stage has."""
@@ -234,7 +234,7 @@ def _replace_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
     return group if layers == group.layers else changed_group
 
 
-def _size(
+def _stage_bits(
     built_model: BuiltModel, layers: Sequence[int], stage_index: int, repeated_parts: frozenset[str]
 ) -> float:
     """Bits of the stage's weights, as nearly as it takes to compare stages."""

@@ -251,7 +251,7 @@ def indivisible_scale(
     if scheme.kind != "fp8_block":
         return ""
     if layer.experts:
-        own_size, block = _sizes(layer, k, n)[1], _block(layer, scheme, k, n, traits)
+        own_size, block = _expert_sizes(layer, k, n)[1], _block(layer, scheme, k, n, traits)
         return (
             f"intermediate size {own_size} is not a multiple of the block size {block}"
             if own_size % block
@@ -273,7 +273,7 @@ def _block(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str
     """Rows and columns of weights that share a scale."""
     if not layer.experts or FINER_BLOCKS not in traits:
         return scheme.group
-    finer = math.gcd(scheme.group, *_sizes(layer, k, n))
+    finer = math.gcd(scheme.group, *_expert_sizes(layer, k, n))
     return finer if finer >= 32 else scheme.group
 
 
@@ -328,7 +328,7 @@ def _uses_marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collecti
     if scheme.layout == "awq" and scheme.symmetric and NO_GROUP_INDEX not in traits:
         # AutoRound packed as AWQ: quantization/inc.py, inc/schemes/inc_wna16_scheme.py of 0.26.0
         return False
-    width, own_size = _sizes(layer, k, n)
+    width, own_size = _expert_sizes(layer, k, n)
     multiple = max(1 if PADDED_EXPERTS in traits else 64, scheme.group)
     return width % 128 == 0 and own_size % multiple == 0 and scheme.group in (-1, 32, 64, 128)
 
@@ -337,7 +337,7 @@ def _repacked_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item_bytes: i
     """Bytes beside the weights of other experts, whose groups are halved until they fit:
     quantization/moe_wna16.py."""
     group_size = scheme.group
-    while group_size > 1 and any(size % group_size for size in _sizes(layer, k, n)):
+    while group_size > 1 and any(size % group_size for size in _expert_sizes(layer, k, n)):
         group_size //= 2
     scales = k // max(group_size, 1) * n
     return scales * item_bytes + (
@@ -345,7 +345,7 @@ def _repacked_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item_bytes: i
     )
 
 
-def _sizes(layer: Linear, k: int, n: int) -> tuple[int, int]:
+def _expert_sizes(layer: Linear, k: int, n: int) -> tuple[int, int]:
     """The model's width, and one expert's."""
     return (k, n // len(layer.parts)) if layer.shard == "expert_column" else (n, k)
 
@@ -389,7 +389,9 @@ def _padded_sizes(
 ) -> tuple[int, int]:
     """(k, n) of one expert, with the model's width and the expert's own at multiples that its
     kernel needs."""
-    width, own_size = map(round_up, _sizes(layer, k, n), _multiples(scheme, capability, traits))
+    width, own_size = map(
+        round_up, _expert_sizes(layer, k, n), _multiples(scheme, capability, traits)
+    )
     return (
         (width, own_size * len(layer.parts))
         if layer.shard == "expert_column"

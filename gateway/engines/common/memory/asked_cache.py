@@ -45,14 +45,14 @@ class CountedCache(FrozenRecord, frozen=True):
         points = self.answer.needed
         if not points:
             return 0
-        next_index = min(bisect_left(points, length, key=_tokens), len(points) - 1)
-        if next_index == 0 or _tokens(points[next_index]) == length:
+        next_index = min(bisect_left(points, length, key=_point_tokens), len(points) - 1)
+        if next_index == 0 or _point_tokens(points[next_index]) == length:
             return points[next_index][1]
         (short_length, short_bytes) = points[next_index - 1]
         (long_length, long_bytes) = points[next_index]
         # The longest request fills its last block in part: a whole one costs the same. The second
         # length is one block.
-        block_tokens = _tokens(points[min(1, len(points) - 2)])
+        block_tokens = _point_tokens(points[min(1, len(points) - 2)])
         long_length = round_up(long_length, block_tokens)
         added_bytes = math.ceil(
             (long_bytes - short_bytes) * (length - short_length) / (long_length - short_length)
@@ -62,20 +62,20 @@ class CountedCache(FrozenRecord, frozen=True):
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
         if not self.answer.needed:
             return limit
-        capacity = (self._blocks(kv_bytes) - self.answer.aside) * self.answer.block_bytes
+        capacity = (self._block_count(kv_bytes) - self.answer.aside) * self.answer.block_bytes
         return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= capacity)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         request_bytes = self.bytes_for(length, batched_tokens)
         return (
-            self._blocks(kv_bytes) / (request_bytes / self.answer.block_bytes)
+            self._block_count(kv_bytes) / (request_bytes / self.answer.block_bytes)
             if request_bytes
             else math.inf
         )
 
-    def _blocks(self, kv_bytes: int) -> int:
+    def _block_count(self, kv_bytes: int) -> int:
         return max(0, kv_bytes - self.answer.fixed) // self.answer.block_bytes
 
 
-def _tokens(point: tuple[int, int]) -> int:
+def _point_tokens(point: tuple[int, int]) -> int:
     return point[0]

@@ -74,14 +74,14 @@ def _parameters(built_model: BuiltModel, rank: Rank) -> Iterator[int]:
         (tensor.count, (other_bytes(tensor, rank.tp, rank.dtype) // max(1, tensor.count),))
         for tensor in built_model.other_tensors
     ]
-    kinds += [(layer.count, _blocks(layer, rank)) for layer in built_model.linears]
+    kinds += [(layer.count, _block_bytes(layer, rank)) for layer in built_model.linears]
     for number in range(max((count for count, _ in kinds), default=0)):
         for count, sizes in kinds:
             if number < count:
                 yield from sizes
 
 
-def _blocks(layer: Linear, rank: Rank) -> tuple[int, int]:
+def _block_bytes(layer: Linear, rank: Rank) -> tuple[int, int]:
     """The bytes of the weights, and of scales and biases, in one layer of this kind."""
     layer_bytes = (linear_bytes(layer, rank) or 0) // max(1, layer.count)
     shape = rank_shape(layer, parts(layer, rank))

@@ -40,7 +40,7 @@ EXPERTS_BY_SIBLINGS = "modelopt_experts_by_siblings"
 _TOWERS = ("vision_tower", "vision_model", "vit_large_projector")
 
 
-def _matches(name: str, target: str, contains: bool = False) -> bool:
+def _matches_target(name: str, target: str, contains: bool = False) -> bool:
     """compressed_tensors/utils.py is_equal_or_regex_match."""
     if target.startswith("re:"):
         return re.match(target[3:], name) is not None
@@ -64,10 +64,10 @@ def compressed_tensors(block: Block) -> Quantization:
 
     def target_of(layer: Layer) -> LayerScheme | None:
         for target, scheme in targets.items():
-            if _matches(layer.name, target):
+            if _matches_target(layer.name, target):
                 return scheme
         first = [
-            next((target for target in targets if _matches(module, target)), None)
+            next((target for target in targets if _matches_target(module, target)), None)
             for module in layer.modules
         ]
         if first and first[0] is not None and None not in first:
@@ -77,7 +77,11 @@ def compressed_tensors(block: Block) -> Quantization:
         # The class name of every parallel layer contains this word; the classes of experts count as
         # parallel layers.
         return next(
-            (targets[target] for target in targets if _matches("Linear", target, contains=True)),
+            (
+                targets[target]
+                for target in targets
+                if _matches_target("Linear", target, contains=True)
+            ),
             None,
         )
 

@@ -26,7 +26,7 @@ from gateway.engines.common.quantization.safe_regex import tame
 from gateway.models.scheme import Scheme
 
 
-def _integers(
+def _integer_scheme(
     layout: str, bits: object, group: object, symmetric: object, act_order: object = False
 ) -> Scheme:
     group = number(group, -1)
@@ -114,7 +114,7 @@ def gptq(block: Block) -> Quantization:
     from 0.26.
     """
     config = block.config
-    base = _integers(
+    base = _integer_scheme(
         "gptq",
         config["bits"],
         config["group_size"],
@@ -138,7 +138,7 @@ def gptq(block: Block) -> Quantization:
                 if re.match(pattern[2:], layer.name):
                     return UNQUANTIZED_SCHEME
             elif re.match(pattern.removeprefix("+:"), layer.name):
-                return _integers(
+                return _integer_scheme(
                     "gptq",
                     changes.get("bits", base.bits),
                     changes.get("group_size", base.group),
@@ -159,7 +159,7 @@ def awq(block: Block) -> Quantization:
     config = block.config
     bits = config.get("bits", config.get("w_bit"))
     group = config.get("group_size", config.get("q_group_size"))
-    base = _integers("awq", bits, group, not config.get("zero_point", True))
+    base = _integer_scheme("awq", bits, group, not config.get("zero_point", True))
     layers = _listed_layers(block, "modules_to_not_convert")
     no_quantization = _unquantized_checkpoint(block)
     if no_quantization is not None and not layers.listed_names:
@@ -222,7 +222,7 @@ class _AutoRound(NamedTuple):
         size = changes.get("group_size", self.group if is_quantized else -1)
         if self.data_type == "int":
             symmetric = changes.get("sym", self.symmetric if is_quantized else True)
-            return _integers(self.layout, width, size, symmetric)
+            return _integer_scheme(self.layout, width, size, symmetric)
         if "mx_fp" in self.data_type and width in (4, 8):
             return make_scheme("mxfp4" if width == 4 else "mxfp8", width, 32)
         is_block = isinstance(size, list) and len(size) == 2

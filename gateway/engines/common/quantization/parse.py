@@ -54,7 +54,7 @@ def parse(
     try:
         result = reader(Block(quant.config, renames, packed_names, headers_read, traits))
         return result.evolve(
-            is_numbered=bool(packed_names) or any(map(tells_numbers, _texts(quant.config)))
+            is_numbered=bool(packed_names) or any(map(tells_numbers, _block_texts(quant.config)))
         )
     except Untamed as error:
         untamed = str(error)
@@ -78,17 +78,17 @@ def tells_numbers(entry: str) -> bool:
     return _NUMBER_OR_PATTERN.search(entry) is not None and _ANY_NUMBER.fullmatch(entry) is None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _block_texts(value: Any) -> Iterator[str]:
     """Every text in a block, keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield str(key)
-            yield from _texts(item)
+            yield from _block_texts(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from _block_texts(item)
 
 
 _Reader = Callable[[Block], Quantization]

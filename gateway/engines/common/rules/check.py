@@ -71,7 +71,7 @@ class Check(RootModel[dict[str, Any]]):
         if not isinstance(conditions, Mapping):
             return conditions
         if info.context and info.context.get(TRUSTED_KEY):
-            return {name: _freeze(value) for name, value in conditions.items()}
+            return {name: _frozen_value(value) for name, value in conditions.items()}
         return {name: _valid(str(name), value) for name, value in conditions.items()}
 
     @classmethod
@@ -85,7 +85,7 @@ class Check(RootModel[dict[str, Any]]):
         """The value of a file's data, in a lean process. Raises NeedsPydantic."""
         if not is_trusted or not isinstance(data, Mapping):
             refuse("conditions that no test has validated")
-        return cls.trust_conditions({name: _freeze(value) for name, value in data.items()})
+        return cls.trust_conditions({name: _frozen_value(value) for name, value in data.items()})
 
     @cached_property
     def precondition(self) -> Check | None:
@@ -158,13 +158,13 @@ def _valid(name: str, condition: Any) -> Any:
         raise ValueError(f"`{name}`: {plain_problem(problem)}") from None
 
 
-def _freeze(value: Any) -> Any:
+def _frozen_value(value: Any) -> Any:
     """The value of one condition of a file that is known to be valid."""
     if type(value) is list:
-        return tuple([_freeze(item) for item in value])
+        return tuple([_frozen_value(item) for item in value])
     if type(value) is dict:
         return Check.trust_conditions(
-            {name: _freeze(condition) for name, condition in value.items()}
+            {name: _frozen_value(condition) for name, condition in value.items()}
         )
     return value
 

@@ -37,35 +37,35 @@ class Condition(FrozenRecord, frozen=True):
     test: Test
 
 
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _type_adapter(kind: Any) -> TypeAdapter[Any]:
     """Built when it is first asked: a plan by shipped rules asks none."""
     return TypeAdapter(kind, config=ConfigDict(defer_build=True))
 
 
-_NAMES, _NUMBERS = _adapter(tuple[str, ...]), _adapter(tuple[int, ...])
-_NAME = _adapter(str)
-_NUMBER = _adapter(int)
-_YES_NO = _adapter(bool)
-_YES = _adapter(Literal[True])
-_SIZE = _adapter(Annotated[int, Field(ge=1)])
+_NAMES, _NUMBERS = _type_adapter(tuple[str, ...]), _type_adapter(tuple[int, ...])
+_NAME = _type_adapter(str)
+_NUMBER = _type_adapter(int)
+_YES_NO = _type_adapter(bool)
+_YES = _type_adapter(Literal[True])
+_SIZE = _type_adapter(Annotated[int, Field(ge=1)])
 
 # --- parts of most conditions: the part of the subject that is read, and the comparison of its
 # value ---
 
 
-def _layer(read: Callable[[LinearShape], Any]) -> Read:
+def _layer_reader(read: Callable[[LinearShape], Any]) -> Read:
     return lambda subject: None if subject.layer is None else read(subject.layer)
 
 
-def _experts(read: Callable[[MoeShape], Any]) -> Read:
+def _experts_reader(read: Callable[[MoeShape], Any]) -> Read:
     return lambda subject: None if subject.experts is None else read(subject.experts)
 
 
-def _attention(read: Callable[[AttentionQuery], Any]) -> Read:
+def _attention_reader(read: Callable[[AttentionQuery], Any]) -> Read:
     return lambda subject: None if subject.attention is None else read(subject.attention)
 
 
-def _comparison(text: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
+def _comparison_test(text: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
     """A test of one value. `reason` gets this value and the rule's."""
 
     def test(requirement: Any, subject: Subject) -> str:
@@ -75,25 +75,25 @@ def _comparison(text: str, read: Read, reason: Callable[[Any, Any], str]) -> Tes
     return test
 
 
-def _membership(text: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
+def _membership_condition(text: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
     def reason(value: Any, requirement: tuple[Any, ...]) -> str:
         return (
             ""
             if value in requirement
-            else f"takes {text} {_alternatives(requirement) or 'of its own'}, not {value}"
+            else f"takes {text} {_alternatives_text(requirement) or 'of its own'}, not {value}"
         )
 
-    return Condition(operand, _comparison(text, read, reason))
+    return Condition(operand, _comparison_test(text, read, reason))
 
 
-def _switch(text: str, read: Read) -> Condition:
+def _switch_condition(text: str, read: Read) -> Condition:
     def reason(value: bool, requirement: bool) -> str:
         return "" if value == requirement else f"is {'' if requirement else 'not '}for {text}"
 
-    return Condition(_YES_NO, _comparison(text, read, reason))
+    return Condition(_YES_NO, _comparison_test(text, read, reason))
 
 
-def _divisibility(
+def _divisibility_condition(
     text: str, read: Read, message: str = "{} {} is not a multiple of {}"
 ) -> Condition:
     def reason(value: int, requirement: int) -> str:
@@ -103,13 +103,13 @@ def _divisibility(
             else ""
         )
 
-    return Condition(_SIZE, _comparison(text, read, reason))
+    return Condition(_SIZE, _comparison_test(text, read, reason))
 
 
-def _minimum(text: str, read: Read, message: str = "{} {} is below {}") -> Condition:
+def _minimum_condition(text: str, read: Read, message: str = "{} {} is below {}") -> Condition:
     return Condition(
         _NUMBER,
-        _comparison(
+        _comparison_test(
             text,
             read,
             lambda value, requirement: (
@@ -119,10 +119,10 @@ def _minimum(text: str, read: Read, message: str = "{} {} is below {}") -> Condi
     )
 
 
-def _maximum(text: str, read: Read, message: str = "{} {} is above {}") -> Condition:
+def _maximum_condition(text: str, read: Read, message: str = "{} {} is above {}") -> Condition:
     return Condition(
         _NUMBER,
-        _comparison(
+        _comparison_test(
             text,
             read,
             lambda value, requirement: (
@@ -133,7 +133,7 @@ def _maximum(text: str, read: Read, message: str = "{} {} is above {}") -> Condi
 
 
 @lru_cache(maxsize=1024)
-def _alternatives(requirement: tuple[Any, ...]) -> str:
+def _alternatives_text(requirement: tuple[Any, ...]) -> str:
     return " or ".join(map(str, requirement))
 
 
@@ -160,14 +160,14 @@ _OVER, _BELOW = "{}={} is not a multiple of {} ({} over)", "{}={} is below {}"
 def _layer_condition(
     reason: Callable[[LinearShape, Any], str], operand: TypeAdapter[Any]
 ) -> Condition:
-    return Condition(operand, _comparison("the layer", lambda subject: subject.layer, reason))
+    return Condition(operand, _comparison_test("the layer", lambda subject: subject.layer, reason))
 
 
 def _expert_condition(
     reason: Callable[[MoeShape, Any], str], operand: TypeAdapter[Any]
 ) -> Condition:
     return Condition(
-        operand, _comparison("the layer of experts", lambda subject: subject.experts, reason)
+        operand, _comparison_test("the layer of experts", lambda subject: subject.experts, reason)
     )
 
 
@@ -176,7 +176,7 @@ def _capabilities(requirement: tuple[str, ...], subject: Subject) -> str:
     return (
         ""
         if matching
-        else f"runs on compute capability {_alternatives(requirement)}, this GPU has"
+        else f"runs on compute capability {_alternatives_text(requirement)}, this GPU has"
         f" {subject.capability}"
     )
 
@@ -223,8 +223,8 @@ def _kernel_refusal(requirement: str, subject: Subject) -> str:
     )
 
 
-_DTYPE = _membership("dtype", _attention(lambda a: a.dtype))
-_ACTIVATION_DTYPE = _membership("activations in", _layer(lambda s: s.dtype))
+_DTYPE = _membership_condition("dtype", _attention_reader(lambda a: a.dtype))
+_ACTIVATION_DTYPE = _membership_condition("activations in", _layer_reader(lambda s: s.dtype))
 
 
 def _dtypes(requirement: tuple[str, ...], subject: Subject) -> str:
@@ -279,7 +279,7 @@ def _block_groups(layer: LinearShape, allowed_sizes: tuple[int, ...]) -> str:
         return ""
     return (
         f"a block of {block} of K={layer.k} has {block // group_size} groups of {group_size},"
-        f" and the kernel takes {_alternatives(allowed_sizes)}"
+        f" and the kernel takes {_alternatives_text(allowed_sizes)}"
     )
 
 
@@ -312,7 +312,7 @@ def _family(subject: Subject) -> str | None:
 
 _NOT_FAMILIES = Condition(
     _NAMES,
-    _comparison(
+    _comparison_test(
         "the model",
         _family,
         lambda family, requirement: (
@@ -379,7 +379,7 @@ CONDITIONS: dict[str, Condition] = {
     "capabilities": Condition(_NAMES, _capabilities),  # "9.0", or "12.*" for a family
     "min_capability": Condition(_NAME, _min_capability),
     "below_capability": Condition(_NAME, _below_capability),
-    "min_gib": Condition(_adapter(float), _min_gib),  # memory of the smallest GPU
+    "min_gib": Condition(_type_adapter(float), _min_gib),  # memory of the smallest GPU
     "package": Condition(_NAME, _package),
     "variable": Condition(_NAME, _variable),  # an environment variable that is on
     # The engine insists on a kernel beside the chosen one.
@@ -387,99 +387,141 @@ CONDITIONS: dict[str, Condition] = {
     # The dtype of the computation.
     "dtypes": Condition(_NAMES, _dtypes),
     # How the weights of a layer are quantized: dense ones and experts.
-    "schemes": _membership("schemes", _layer(lambda s: s.scheme.kind), _adapter(tuple[Kind, ...])),
-    "bits": _membership("weights of bits", _layer(lambda s: s.scheme.bits), _NUMBERS),
+    "schemes": _membership_condition(
+        "schemes", _layer_reader(lambda s: s.scheme.kind), _type_adapter(tuple[Kind, ...])
+    ),
+    "bits": _membership_condition(
+        "weights of bits", _layer_reader(lambda s: s.scheme.bits), _NUMBERS
+    ),
     # Values are texts such as "4-bit symmetric" and "8-bit with zero points".
-    "weights": _membership("weights", _layer(lambda s: s.scheme.weights)),
-    "symmetric": _switch("symmetric quantization", _layer(lambda s: s.scheme.symmetric)),
-    "weight_only": _switch("weights quantized alone", _layer(lambda s: s.scheme.weight_only)),
-    "static_activation": _switch(
-        "static activation scales", _layer(lambda s: s.scheme.static_activation)
+    "weights": _membership_condition("weights", _layer_reader(lambda s: s.scheme.weights)),
+    "symmetric": _switch_condition(
+        "symmetric quantization", _layer_reader(lambda s: s.scheme.symmetric)
+    ),
+    "weight_only": _switch_condition(
+        "weights quantized alone", _layer_reader(lambda s: s.scheme.weight_only)
+    ),
+    "static_activation": _switch_condition(
+        "static activation scales", _layer_reader(lambda s: s.scheme.static_activation)
     ),
     # The code path quantizes activations in this way.
-    "activations": _membership("activations", lambda subject: subject.activation),
+    "activations": _membership_condition("activations", lambda subject: subject.activation),
     # The quantizing program is a quant_method, or "online".
-    "origins": _membership("checkpoints of", _origins),
-    "layouts": _membership("weights packed as", _layer(lambda s: s.scheme.layout)),
-    "act_order": _layer_condition(_act_order, _adapter(Literal["no", "yes", "unsharded"])),
+    "origins": _membership_condition("checkpoints of", _origins),
+    "layouts": _membership_condition("weights packed as", _layer_reader(lambda s: s.scheme.layout)),
+    "act_order": _layer_condition(_act_order, _type_adapter(Literal["no", "yes", "unsharded"])),
     # The size -1 means one group for all inputs.
-    "groups": _membership("group size", _layer(lambda s: s.scheme.group), _NUMBERS),
-    "min_group": _minimum("group size", _layer(lambda s: s.scheme.group), _BELOW),
+    "groups": _membership_condition(
+        "group size", _layer_reader(lambda s: s.scheme.group), _NUMBERS
+    ),
+    "min_group": _minimum_condition("group size", _layer_reader(lambda s: s.scheme.group), _BELOW),
     "group_is_full_k": _layer_condition(_group_is_full_k, _YES),
     "whole_groups": _layer_condition(
-        _whole_groups, _adapter(Literal["layer", "rank", "rank unless one group"])
+        _whole_groups, _type_adapter(Literal["layer", "rank", "rank unless one group"])
     ),
     # A kernel takes so many groups in one block of K.
     "block_groups": _layer_condition(_block_groups, _NUMBERS),
     # The sides of a product: K inputs, N outputs, on one rank; "full": before ranks cut the layer.
-    "k_multiple": _divisibility("K", _layer(lambda s: s.k), _OVER),
-    "n_multiple": _divisibility("N", _layer(lambda s: s.n), _OVER),
-    "full_k_multiple": _divisibility("K of the whole layer", _layer(_full_k), _OVER),
-    "full_n_multiple": _divisibility(
-        "N of the whole layer", _layer(lambda s: s.full_n or s.n), _OVER
+    "k_multiple": _divisibility_condition("K", _layer_reader(lambda s: s.k), _OVER),
+    "n_multiple": _divisibility_condition("N", _layer_reader(lambda s: s.n), _OVER),
+    "full_k_multiple": _divisibility_condition(
+        "K of the whole layer", _layer_reader(_full_k), _OVER
+    ),
+    "full_n_multiple": _divisibility_condition(
+        "N of the whole layer", _layer_reader(lambda s: s.full_n or s.n), _OVER
     ),
     "cut_multiple": _layer_condition(_cut_multiple, _SIZE),
     "n_packs": _layer_condition(_n_packs, _YES),
-    "min_k": _minimum("K", _layer(lambda s: s.k), _BELOW),
-    "min_n": _minimum("N", _layer(lambda s: s.n), _BELOW),
+    "min_k": _minimum_condition("K", _layer_reader(lambda s: s.k), _BELOW),
+    "min_n": _minimum_condition("N", _layer_reader(lambda s: s.n), _BELOW),
     # Experts. Sizes are those of one rank.
-    "families": _membership("models of", _family),  # model_type of the text model
+    "families": _membership_condition("models of", _family),  # model_type of the text model
     "not_families": _NOT_FAMILIES,
     # The activation function stands between the two products.
-    "functions": _membership("the activation function", _experts(lambda e: e.function)),
-    "routings": _membership("routing", _experts(lambda e: e.routing)),
-    "gated": _switch("gated experts", _experts(lambda e: e.is_gated)),
-    "bias": _switch("experts with bias", _experts(lambda e: e.bias)),
-    "ep": _switch("expert parallelism", _experts(lambda e: e.ep)),  # ranks hold whole experts
-    "clamped": _switch("an activation with a limit", _experts(lambda e: e.clamped)),
-    "dp": _switch("data parallelism", _experts(lambda e: e.dp)),  # ranks have requests of their own
-    "max_experts": _maximum(
-        "experts", _experts(lambda e: e.experts), "takes at most {2} {0}, not {1}"
+    "functions": _membership_condition(
+        "the activation function", _experts_reader(lambda e: e.function)
     ),
-    "hidden_multiple": _divisibility("hidden size", _experts(lambda e: e.hidden)),
-    "intermediate_multiple": _divisibility("intermediate size", _experts(lambda e: e.intermediate)),
+    "routings": _membership_condition("routing", _experts_reader(lambda e: e.routing)),
+    "gated": _switch_condition("gated experts", _experts_reader(lambda e: e.is_gated)),
+    "bias": _switch_condition("experts with bias", _experts_reader(lambda e: e.bias)),
+    "ep": _switch_condition(
+        "expert parallelism", _experts_reader(lambda e: e.ep)
+    ),  # ranks hold whole experts
+    "clamped": _switch_condition(
+        "an activation with a limit", _experts_reader(lambda e: e.clamped)
+    ),
+    "dp": _switch_condition(
+        "data parallelism", _experts_reader(lambda e: e.dp)
+    ),  # ranks have requests of their own
+    "max_experts": _maximum_condition(
+        "experts", _experts_reader(lambda e: e.experts), "takes at most {2} {0}, not {1}"
+    ),
+    "hidden_multiple": _divisibility_condition("hidden size", _experts_reader(lambda e: e.hidden)),
+    "intermediate_multiple": _divisibility_condition(
+        "intermediate size", _experts_reader(lambda e: e.intermediate)
+    ),
     "whole_expert_groups": _expert_condition(_whole_expert_groups, _YES),
     "halved_groups": _expert_condition(_halved_groups, _SIZE),
     # Attention.
-    "layers": _membership(
-        "layers of kind", _attention(lambda a: a.kind), _adapter(tuple[LayerKind, ...])
+    "layers": _membership_condition(
+        "layers of kind", _attention_reader(lambda a: a.kind), _type_adapter(tuple[LayerKind, ...])
     ),
-    "mla": _switch("MLA", _attention(lambda a: a.kind == "mla")),
-    "sparse": _switch("sparse attention", _attention(lambda a: a.sparse)),
-    "causal": _switch("causal layers", _attention(lambda a: a.causal)),
-    "sinks": _switch("layers with attention sinks", _attention(lambda a: a.sinks)),
-    "alibi": _switch("layers with ALiBi", _attention(lambda a: a.alibi)),
-    "multimodal_prefix": _switch(
-        "image tokens that see one another", _attention(lambda a: a.multimodal_prefix)
+    "mla": _switch_condition("MLA", _attention_reader(lambda a: a.kind == "mla")),
+    "sparse": _switch_condition("sparse attention", _attention_reader(lambda a: a.sparse)),
+    "causal": _switch_condition("causal layers", _attention_reader(lambda a: a.causal)),
+    "sinks": _switch_condition("layers with attention sinks", _attention_reader(lambda a: a.sinks)),
+    "alibi": _switch_condition("layers with ALiBi", _attention_reader(lambda a: a.alibi)),
+    "multimodal_prefix": _switch_condition(
+        "image tokens that see one another", _attention_reader(lambda a: a.multimodal_prefix)
     ),
-    "softcap": _switch("logits with a soft cap", _attention(lambda a: a.softcap)),
-    "flash_attention_4": _switch(
-        "a forced FlashAttention 4", _attention(lambda a: a.flash_attention == 4)
+    "softcap": _switch_condition("logits with a soft cap", _attention_reader(lambda a: a.softcap)),
+    "flash_attention_4": _switch_condition(
+        "a forced FlashAttention 4", _attention_reader(lambda a: a.flash_attention == 4)
     ),
-    "kv_dtypes": _membership("KV cache dtype", _attention(lambda a: a.kv_dtype)),
+    "kv_dtypes": _membership_condition("KV cache dtype", _attention_reader(lambda a: a.kv_dtype)),
     "block_multiple": Condition(_SIZE, _block_multiple),  # where --block-size names a block
-    "heads": _membership("heads per rank", _attention(lambda a: a.heads), _NUMBERS),
-    "max_heads": _maximum("heads per rank", _attention(lambda a: a.heads)),
+    "heads": _membership_condition(
+        "heads per rank", _attention_reader(lambda a: a.heads), _NUMBERS
+    ),
+    "max_heads": _maximum_condition("heads per rank", _attention_reader(lambda a: a.heads)),
     # The head size of MLA is that of latent and rope together.
-    "head_dims": _membership("head size", _attention(lambda a: a.head_dim), _NUMBERS),
-    "head_multiple": _divisibility("head size", _attention(lambda a: a.head_dim)),
-    "min_head": _minimum("head size", _attention(lambda a: a.head_dim)),
-    "max_head": _maximum("head size", _attention(lambda a: a.head_dim)),
+    "head_dims": _membership_condition(
+        "head size", _attention_reader(lambda a: a.head_dim), _NUMBERS
+    ),
+    "head_multiple": _divisibility_condition("head size", _attention_reader(lambda a: a.head_dim)),
+    "min_head": _minimum_condition("head size", _attention_reader(lambda a: a.head_dim)),
+    "max_head": _maximum_condition("head size", _attention_reader(lambda a: a.head_dim)),
     "tile_rows": Condition(_SIZE, _tile_rows),
-    "nope_dims": _membership("qk_nope_head_dim", _attention(lambda a: a.nope_dim), _NUMBERS),
-    "rope_dims": _membership("qk_rope_head_dim", _attention(lambda a: a.rope_dim), _NUMBERS),
-    "value_dims": _membership("v_head_dim", _attention(lambda a: a.value_dim), _NUMBERS),
-    "latent_dims": _membership("kv_lora_rank", _attention(lambda a: a.latent_dim), _NUMBERS),
-    "index_topks": _membership("index_topk", _attention(lambda a: a.index_topk), _NUMBERS),
-    "index_topk_multiple": _divisibility("index_topk", _attention(lambda a: a.index_topk)),
+    "nope_dims": _membership_condition(
+        "qk_nope_head_dim", _attention_reader(lambda a: a.nope_dim), _NUMBERS
+    ),
+    "rope_dims": _membership_condition(
+        "qk_rope_head_dim", _attention_reader(lambda a: a.rope_dim), _NUMBERS
+    ),
+    "value_dims": _membership_condition(
+        "v_head_dim", _attention_reader(lambda a: a.value_dim), _NUMBERS
+    ),
+    "latent_dims": _membership_condition(
+        "kv_lora_rank", _attention_reader(lambda a: a.latent_dim), _NUMBERS
+    ),
+    "index_topks": _membership_condition(
+        "index_topk", _attention_reader(lambda a: a.index_topk), _NUMBERS
+    ),
+    "index_topk_multiple": _divisibility_condition(
+        "index_topk", _attention_reader(lambda a: a.index_topk)
+    ),
     # Attention of an engine that decides once for the whole model.
-    "architectures": _membership("models of", _attention(lambda a: a.architecture)),
-    "recurrent": _membership(
-        "recurrent layers of kind", _attention(lambda a: a.recurrent or "none")
+    "architectures": _membership_condition(
+        "models of", _attention_reader(lambda a: a.architecture)
     ),
-    "state_dtypes": _membership("states in", _attention(lambda a: a.state_dtype)),
-    "state_sizes": _membership(
-        "states of", _attention(lambda a: a.state_size), _adapter(tuple[tuple[int, int], ...])
+    "recurrent": _membership_condition(
+        "recurrent layers of kind", _attention_reader(lambda a: a.recurrent or "none")
     ),
-    "max_chunk": _maximum("a prefill batch of", _attention(lambda a: a.chunk)),
+    "state_dtypes": _membership_condition("states in", _attention_reader(lambda a: a.state_dtype)),
+    "state_sizes": _membership_condition(
+        "states of",
+        _attention_reader(lambda a: a.state_size),
+        _type_adapter(tuple[tuple[int, int], ...]),
+    ),
+    "max_chunk": _maximum_condition("a prefill batch of", _attention_reader(lambda a: a.chunk)),
 }

@@ -80,7 +80,7 @@ def speculate(
         return _refuse_speculation(
             wanted_kind,
             engine,
-            [_refusal(wanted_kind, f"what {engine.ref} can draft with is not known here")],
+            [_kernel_refusal(wanted_kind, f"what {engine.ref} can draft with is not known here")],
         )
     if drafter is not None:
         return _drafter_speculation(target, drafter, wish, engine, rules)
@@ -100,7 +100,7 @@ def drafter_bytes(drafter: Drafter, rank: Rank, build: Callable[[ModelSpec], Bui
 def _ngram_speculation(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
     if "ngram" not in rules.methods:
         return _refuse_speculation("ngram", engine, [_no_method("ngram", engine, rules)])
-    tokens = _tokens(
+    tokens = _draft_tokens_choice(
         wish, _NGRAM, "as many as the n-grams that are looked up are long", rules.methods["ngram"]
     )
     return Speculation(
@@ -124,16 +124,18 @@ def _layer_speculation(
     groups = () if reason else drafting_groups(spec, own_layers or 1)
     rows = target.attends(groups)
     refusals = (
-        [_refusal("mtp", reason)]
+        [_kernel_refusal("mtp", reason)]
         if reason
         else [refusal for row in rows if row.status == "none" for refusal in row.refused]
     )
     layers = own_layers or 1
     source = drafting.source if drafting is not None else rules.mtp.source
-    tokens = _tokens(wish, layers, f"one for each of the {layers} layers that draft", source)
+    tokens = _draft_tokens_choice(
+        wish, layers, f"one for each of the {layers} layers that draft", source
+    )
     if not refusals and tokens.value > layers and tokens.value % layers:
         refusals = [
-            _refusal(
+            _kernel_refusal(
                 "mtp",
                 f"{tokens.value} tokens at once are not a multiple of the {layers} layers that"
                 " draft",
@@ -211,7 +213,7 @@ def _drafter_speculation(
     target: DraftTarget, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules
 ) -> Speculation:
     spec = target.spec
-    tokens = _tokens(
+    tokens = _draft_tokens_choice(
         wish,
         drafter.tokens or _TOKENS,
         (
@@ -226,7 +228,7 @@ def _drafter_speculation(
     refusals = [
         *_load_refusals(spec, drafter, engine, rules),
         *_size_refusals(spec, drafter, target.rank.tp),
-        *([_refusal(drafter.method, against_stages)] if against_stages else []),
+        *([_kernel_refusal(drafter.method, against_stages)] if against_stages else []),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if refusals:
@@ -269,19 +271,21 @@ def _load_refusals(
             drafter.model_type.removesuffix("_text") in target.types for target in rules.mtp.targets
         ):
             result.append(
-                _refusal(
+                _kernel_refusal(
                     method,
                     f"{engine.ref} does not know drafting heads of the kind {drafter.model_type}",
                 )
             )
     elif method == "draft_model":
         if engine.architectures and drafter.architecture not in engine.architectures:
-            result.append(_refusal(method, f"{engine.ref} does not know {drafter.architecture}"))
+            result.append(
+                _kernel_refusal(method, f"{engine.ref} does not know {drafter.architecture}")
+            )
     else:
         name = _class_of(drafter, rules)
         if name not in rules.architectures:
             result.append(
-                _refusal(
+                _kernel_refusal(
                     method,
                     f"{engine.ref} does not know drafters of the kind {name or drafter.kind}",
                 )
@@ -294,7 +298,7 @@ def _load_refusals(
     )
     if method in _READ_HIDDEN_STATES and not (typed and spec.architecture in hidden.architectures):
         result.append(
-            _refusal(
+            _kernel_refusal(
                 method,
                 f"{spec.architecture} of {engine.ref} does not hand out the hidden states that it"
                 " reads",
@@ -331,26 +335,26 @@ def _size_refusals(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
             f"it was made for a target of hidden size {drafter.target_hidden}, and this one has"
             f" {spec.hidden}"
         )
-        result.append(_refusal(drafter.method, reason))
+        result.append(_kernel_refusal(drafter.method, reason))
     if drafter.vocab != spec.vocab and drafter.method != "mtp":
         reason = f"it reads a vocabulary of {drafter.vocab} tokens, and the target has {spec.vocab}"
-        result.append(_refusal(drafter.method, reason))
+        result.append(_kernel_refusal(drafter.method, reason))
     layers = sum(
         group.layers for group in spec.attention if group.kind not in ("encoder", "vision")
     )
     if max(drafter.target_layers, default=0) > layers:
         reason = f"it reads layer {max(drafter.target_layers)} of the target, which has {layers}"
-        result.append(_refusal(drafter.method, reason))
+        result.append(_kernel_refusal(drafter.method, reason))
     # verify_with_parallel_config of vllm/config/model.py, with as many ranks as the target has.
     result += [
-        _refusal(drafter.method, f"its {heads} attention heads cannot be cut for {tp} ranks")
+        _kernel_refusal(drafter.method, f"its {heads} attention heads cannot be cut for {tp} ranks")
         for heads in drafter.heads
         if heads % tp
     ]
     return result
 
 
-def _tokens(wish: Wish, default: int, reason: str, source: str) -> Choice[int]:
+def _draft_tokens_choice(wish: Wish, default: int, reason: str, source: str) -> Choice[int]:
     if wish.num_speculative_tokens is not None:
         return IntChoice(value=wish.num_speculative_tokens, reason="set by the user", source="user")
     return IntChoice(value=default, reason=reason, source=source)
@@ -362,12 +366,12 @@ def _text_type(spec: ModelSpec) -> str:
     return inner_type if isinstance(inner_type, str) else spec.model_type
 
 
-def _refusal(kernel: str, reason: str) -> Refusal:
+def _kernel_refusal(kernel: str, reason: str) -> Refusal:
     return Refusal(kernel=kernel, reason=reason)
 
 
 def _no_method(method: str, engine: Engine, rules: SpeculativeRules) -> Refusal:
-    return _refusal(
+    return _kernel_refusal(
         method, f"{engine.ref} has no such method; it has {', '.join(sorted(rules.methods))}"
     )
 
@@ -384,7 +388,7 @@ def drop_drafter(speculation: Speculation, engine: Engine, reason: str) -> Specu
     return _refuse_speculation(
         speculation.config.get("model", method),
         engine,
-        [_refusal(method, reason)],
+        [_kernel_refusal(method, reason)],
         speculation.attention,
     )
 

@@ -56,7 +56,7 @@ def sum_series(text: bytes, names: Mapping[str, str]) -> Counts | None:
     text_after_newline, result = b"\n" + text, dict[str, float]()
     for counter, name in names.items():
         try:
-            values = _values(text_after_newline, b"\n" + name.encode())
+            values = _metric_values(text_after_newline, b"\n" + name.encode())
         except ValueError:
             return None
         if values:
@@ -68,12 +68,12 @@ def highest(text: bytes, name: str) -> float | None:
     """The highest value of a series, over all its labels. None where it is not there, or no
     number."""
     try:
-        return max(_values(b"\n" + text, b"\n" + name.encode()), default=None)
+        return max(_metric_values(b"\n" + text, b"\n" + name.encode()), default=None)
     except ValueError:
         return None
 
 
-def _values(text: bytes, name: bytes) -> list[float]:
+def _metric_values(text: bytes, name: bytes) -> list[float]:
     """The values of a metric in the text. Raises ValueError."""
     values: list[float] = []
     position = text.find(name)
@@ -215,7 +215,10 @@ def learn_from_traffic(
     for figure, values in result.items():
         if len(values) < MIN_STRETCHES or not _is_steady(values):
             continue
-        value, scope = round(_THOUSAND * _quarter(values, 2)), {**ratio_scope, "figure": figure}
+        value, scope = (
+            round(_THOUSAND * _quantile_of_quarters(values, 2)),
+            {**ratio_scope, "figure": figure},
+        )
         old_fact = earlier_by_scope.get(tuple(sorted(scope.items())))
         if (
             old_fact is None
@@ -272,10 +275,10 @@ def ratios(plan: Plan, traffic: Served, clock: StepClock) -> dict[str, float]:
 
 def _is_steady(values: list[float]) -> bool:
     """Whether the middle half of them agree."""
-    return _quarter(values, 3) <= _quarter(values, 1) * _STEADY_RATIO
+    return _quantile_of_quarters(values, 3) <= _quantile_of_quarters(values, 1) * _STEADY_RATIO
 
 
-def _quarter(values: list[float], quarters: int) -> float:
+def _quantile_of_quarters(values: list[float], quarters: int) -> float:
     """The value that so many quarters of all do not exceed, between two of them by its distance."""
     ordered_values, position = sorted(values), quarters * (len(values) - 1) / 4
     low = int(position)

@@ -166,7 +166,7 @@ def correct_by_measurement(plan: Plan, facts: Iterable[Fact]) -> Plan:
             source=runs,
         )
     else:
-        base = _base(speed)
+        base = _base_figures(speed)
         ratios = {
             **speed.ratios,
             **{figure: values[figure] / base[figure] for figure in figures.keys() & base.keys()},
@@ -185,7 +185,7 @@ def _correct_by_traffic(plan: Plan, facts: Iterable[Fact]) -> Plan:
     speed = plan.speed
     if speed is None:
         return plan
-    basis, base = _basis(speed.source), _base(speed)
+    basis, base = _basis(speed.source), _base_figures(speed)
     ratios = {
         fact.scope["figure"]: fact.value / _THOUSAND
         for fact in facts
@@ -225,7 +225,7 @@ def learn_from_bench(
         for fact in earlier_facts
         if fact.kind in ("speed_ratio", "speed_measured")
     }
-    values = _figures(plan, bench)
+    values = _bench_figures(plan, bench)
     plan_scope = {"fingerprint": plan.fingerprint, "replicas": str(plan.replicas.value)}
     scopes = {"total": {"concurrency": str(_concurrency(plan, bench))}}
     facts = [
@@ -239,7 +239,7 @@ def learn_from_bench(
         )
         for figure, value in values.items()
     ]
-    base = _base(plan.speed)
+    base = _base_figures(plan.speed)
     scope = measurement_scope(
         plan.scope, plan.kernels, plan.attention, plan.speed.source if plan.speed else ""
     )
@@ -257,7 +257,7 @@ def learn_from_bench(
     return tuple(facts)
 
 
-def _figures(plan: Plan, bench: Bench) -> dict[str, float]:
+def _bench_figures(plan: Plan, bench: Bench) -> dict[str, float]:
     concurrency = _concurrency(plan, bench)
     total = next(
         (level.tokens_per_s for level in bench.levels if level.concurrency == concurrency), None
@@ -314,7 +314,7 @@ def _fact(
     )
 
 
-def _base(speed: Speed | None) -> dict[str, float]:
+def _base_figures(speed: Speed | None) -> dict[str, float]:
     """The expectation before any correction."""
     if speed is None:
         return {}

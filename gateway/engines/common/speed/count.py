@@ -126,7 +126,7 @@ def rank_work(
     layers = sum(group.layers for group in stage.attention if group.kind != "vision")
     return _work(
         products=tuple(products),
-        head=_head(model, rank.tp, item_bytes),
+        head=_head_product(model, rank.tp, item_bytes),
         readings=readings,
         layers=layers,
         hidden_bytes=model.hidden * item_bytes,
@@ -212,7 +212,7 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item_bytes
     )
 
 
-def _head(model: Model, tp: int, item_bytes: int) -> Product:
+def _head_product(model: Model, tp: int, item_bytes: int) -> Product:
     elements = padded_vocab(model.vocab) // tp * model.hidden
     return Product(
         layers=1,

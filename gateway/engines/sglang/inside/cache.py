@@ -43,7 +43,7 @@ def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dic
         "block_bytes": block,
         "fixed": fixed_bytes,
         "needed": [(n, max(bytes_for(n) - fixed_bytes, 1)) for n in doubled],
-        **_states(counter, pages * block + fixed_bytes),
+        **_state_fields(counter, pages * block + fixed_bytes),
     }
 
 
@@ -54,7 +54,7 @@ def pool_tokens(
     return _counter(configuration, built_model, memory_bytes)(pool_bytes)
 
 
-def _states(counter: _Counted, pool_bytes: int) -> dict[str, int]:
+def _state_fields(counter: _Counted, pool_bytes: int) -> dict[str, int]:
     """Bytes of the pool for each state of recurrent layers, and states for each request, as a pool
     of some such size has them; {}: no layer has one."""
     pool_bytes = max(pool_bytes, _GIB) * 64
@@ -114,7 +114,7 @@ def _slack(configuration: Configured, memory_bytes: int) -> float:
     )
 
 
-def _state(module: Any, memory: float) -> None:
+def _set_free_memory(module: Any, memory: float) -> None:
     """State the free memory in GiB; there is no garbage to collect first."""
     module.get_available_gpu_memory = lambda *_, **__: memory
     module.gc = types.SimpleNamespace(collect=lambda: 0)
@@ -155,7 +155,7 @@ def _count_by_runner(configuration: Configured, built_model: Any, memory_bytes: 
 
     def count(size: int) -> int:
         arguments.max_mamba_cache_size = states  # the count fills it
-        _state(pools, slack + (size + 0.5) / _GIB)
+        _set_free_memory(pools, slack + (size + 0.5) / _GIB)
         config = runner._resolve_memory_pool_config(memory_bytes / _GIB)
         return int(config.max_total_num_tokens) if config.max_running_requests > 0 else 0
 
@@ -229,7 +229,7 @@ def _count_by_configurator(
     slack, states = _slack(configuration, memory_bytes), runtime.get_schedule().max_mamba_cache_size
 
     def count(size: int) -> int:
-        _state(module, slack + (size + 0.5) / _GIB)
+        _set_free_memory(module, slack + (size + 0.5) / _GIB)
         runtime.get_context().override("inquiry", max_mamba_cache_size=states)  # the count fills it
         pool = configurator._resolve_memory_pool_config(memory_bytes / _GIB)
         return int(pool.max_total_num_tokens)

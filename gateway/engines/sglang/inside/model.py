@@ -123,13 +123,13 @@ def set_groups(server_args: Any, stage: int = 0) -> None:
         ep=resolve_argument(server_args, "ep_size"),
         pp=resolve_argument(server_args, "pp_size"),
         stage=stage,
-        dp=_groups(server_args),
-        cp=_size(server_args, "attn_cp_size"),
-        moe_dp=_size(server_args, "moe_dp_size"),
+        dp=_attention_group_count(server_args),
+        cp=_group_size(server_args, "attn_cp_size"),
+        moe_dp=_group_size(server_args, "moe_dp_size"),
     )
 
 
-def _groups(server_args: Any) -> int:
+def _attention_group_count(server_args: Any) -> int:
     """Groups of ranks with attention for requests of their own."""
     if hasattr(server_args, "attn_dp_size"):
         return int(resolve_argument(server_args, "attn_dp_size"))
@@ -140,7 +140,7 @@ def _groups(server_args: Any) -> int:
     )
 
 
-def _size(server_args: Any, name: str) -> int:
+def _group_size(server_args: Any, name: str) -> int:
     """The size of a group; versions without such groups have one rank in it."""
     return int(resolve_argument(server_args, name) or 1) if hasattr(server_args, name) else 1
 
@@ -227,7 +227,7 @@ def load() -> Any:
     return importlib.import_module("sglang.srt.configs.load_config").LoadConfig(load_format="dummy")
 
 
-def _values() -> Any:
+def _meta_values() -> Any:
     """Tensors on the meta device have no values: a value read from one is a scale of 1."""
     torch: Any = importlib.import_module("torch")
 
@@ -254,7 +254,7 @@ def meta(dtype: str) -> Iterator[None]:
     torch: Any = importlib.import_module("torch")
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        with meta_mode(), torch.device("meta"), _values():
+        with meta_mode(), torch.device("meta"), _meta_values():
             yield
     finally:
         torch.set_default_dtype(torch.float32)

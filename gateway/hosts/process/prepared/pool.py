@@ -103,9 +103,9 @@ class PreparedEngines:
         with self._lock:
             slot = self._matching_slot(start)
             if slot is None:
-                self._note(start)
+                self._remember_start(start)
             else:
-                self._touch(slot)
+                self._note_slot_use(slot)
 
     def fork(self, start: ProcessStart) -> ForkedEngine | None:
         """An engine forked for this start; None: a plain start is due."""
@@ -115,9 +115,9 @@ class PreparedEngines:
         with self._lock:
             slot = self._matching_slot(start)
             if slot is None:
-                self._note(start)
+                self._remember_start(start)
                 return None
-            self._touch(slot)
+            self._note_slot_use(slot)
             if start.model in self._distrusted:
                 self._distrusted.discard(start.model)
                 return None
@@ -125,7 +125,7 @@ class PreparedEngines:
                 return self._clients[slot].fork(start)
             except (OSError, ValueError) as error:
                 log.warning("prepared.refused", engine=start.engine, error=str(error))
-                self._drop(slot)
+                self._drop_process(slot)
                 return None
 
     def tend(self, records: Iterable[Record], identities: Callable[[], Mapping[str, str]]) -> None:
@@ -134,16 +134,16 @@ class PreparedEngines:
         if time.monotonic() - self._tended_at < TEND_S:
             return
         self._tended_at = time.monotonic()
-        is_calm = self._judge(records)
+        is_calm = self._distrust_models(records)
         with self._lock, suppress(OSError):
-            if self._slots() or self._importing:
+            if self._slots_by_use() or self._importing:
                 self._tend(identities(), is_calm=is_calm)
 
     def views(self) -> tuple[PreparedView, ...]:
         """The processes that answer."""
         with self._lock:
-            for slot in self._slots():
-                self._connect(slot)
+            for slot in self._slots_by_use():
+                self._connect_slot(slot)
             return tuple(
                 PreparedView(
                     engine=spec.engine,
@@ -160,7 +160,9 @@ class PreparedEngines:
     def engines(self) -> frozenset[str]:
         """The engines whose next start may be forked."""
         with self._lock:
-            specs = (self._read_spec(slot) for slot in self._slots() if self._connect(slot))
+            specs = (
+                self._read_spec(slot) for slot in self._slots_by_use() if self._connect_slot(slot)
+            )
             return frozenset(spec.engine for spec in specs if spec is not None)
 
     def close(self) -> None:
@@ -183,11 +185,11 @@ class PreparedEngines:
         while time.monotonic() < deadline:
             with self._lock:
                 process = self._importing.get(slot)
-                if process is None or process.poll() is not None or self._connect(slot):
+                if process is None or process.poll() is not None or self._connect_slot(slot):
                     return
             time.sleep(POLL_S)
 
-    def _touch(self, slot: str) -> None:
+    def _note_slot_use(self, slot: str) -> None:
         """Note a use of the slot. The last used ones are kept."""
         with suppress(OSError):
             os.utime(self._folder / slot / "order.json")
@@ -195,9 +197,9 @@ class PreparedEngines:
     def _matching_slot(self, start: ProcessStart) -> str | None:
         """The slot whose process may become this engine."""
         wanted_slot = start.slot(program_identity())
-        slots = [wanted_slot, *(slot for slot in self._slots() if slot != wanted_slot)]
+        slots = [wanted_slot, *(slot for slot in self._slots_by_use() if slot != wanted_slot)]
         for slot in slots:
-            spec, client = self._read_spec(slot), self._connect(slot)
+            spec, client = self._read_spec(slot), self._connect_slot(slot)
             if (
                 spec is not None
                 and client is not None
@@ -209,7 +211,7 @@ class PreparedEngines:
                 return slot
         return None
 
-    def _note(self, start: ProcessStart) -> None:
+    def _remember_start(self, start: ProcessStart) -> None:
         """Remember the start, so that the next one like it is forked."""
         spec = PreparedSpec(
             engine=start.engine,
@@ -223,13 +225,13 @@ class PreparedEngines:
         with suppress(OSError):
             (self._folder / slot).mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._read_spec(slot) != spec:
-                self._drop(slot)
+                self._drop_process(slot)
                 self._broken.discard(slot)
                 path = self._folder / slot / "order.json"
                 atomic_file.write(path, spec.model_dump_json().encode())
-        self._touch(slot)
+        self._note_slot_use(slot)
 
-    def _judge(self, records: Iterable[Record]) -> bool:
+    def _distrust_models(self, records: Iterable[Record]) -> bool:
         """Distrust models whose forked engine ended early. Returns whether all engines listen."""
         engines = {(record.name, record.pid): record for record in records}
         self._judged_engines &= engines.keys()
@@ -262,14 +264,14 @@ class PreparedEngines:
         self._children = [process for process in self._children if process.poll() is None]
         due = self._due(identities)
         missing_slots = due if available_bytes() >= FREE_TO_KEEP else []
-        for slot in self._slots():
-            client = self._connect(slot)
+        for slot in self._slots_by_use():
+            client = self._connect_slot(slot)
             if slot not in missing_slots:
-                self._drop(slot)
+                self._drop_process(slot)
                 if slot not in due:
                     shutil.rmtree(self._folder / slot, ignore_errors=True)
             elif client is not None and is_calm and self._has_learned(slot):
-                self._drop(slot)
+                self._drop_process(slot)
         for slot in missing_slots:
             is_due = (
                 slot not in self._clients
@@ -283,7 +285,7 @@ class PreparedEngines:
                 and available_bytes() > FREE_TO_PREPARE
                 and not self._imports_elsewhere(slot)
             ):
-                self._begin(slot)
+                self._begin_process(slot)
 
     def _imports_elsewhere(self, slot: str) -> bool:
         """Whether the process of a killed gateway still imports for this slot, and is to be awaited
@@ -300,7 +302,7 @@ class PreparedEngines:
         folder = self._folder / slot
         return [] if (folder / "socket").exists() else procfs.writers(folder / "log")
 
-    def _slots(self) -> list[str]:
+    def _slots_by_use(self) -> list[str]:
         """The slots, the last used one first."""
         try:
             return sorted(
@@ -311,7 +313,7 @@ class PreparedEngines:
             return []
 
     def _due(self, identities: Mapping[str, str]) -> list[str]:
-        specs = {slot: self._read_spec(slot) for slot in self._slots()}
+        specs = {slot: self._read_spec(slot) for slot in self._slots_by_use()}
         return [
             slot
             for slot, spec in specs.items()
@@ -328,12 +330,12 @@ class PreparedEngines:
         except (OSError, ValueError):
             return None
 
-    def _connect(self, slot: str) -> ForkClient | None:
+    def _connect_slot(self, slot: str) -> ForkClient | None:
         client = self._clients.get(slot)
         if client is not None and client.lives:
             return client
         if client is not None:
-            self._drop(slot)
+            self._drop_process(slot)
         if not (self._folder / slot / "socket").exists():
             return None
         try:
@@ -344,7 +346,7 @@ class PreparedEngines:
             self._children.append(process)
         return self._clients[slot]
 
-    def _begin(self, slot: str) -> None:
+    def _begin_process(self, slot: str) -> None:
         spec, folder = self._read_spec(slot), self._folder / slot
         if spec is None:
             return
@@ -368,7 +370,7 @@ class PreparedEngines:
         self._begin_times[slot] = time.monotonic()
         log.info("prepared.begun", engine=spec.engine, pid=process.pid)
 
-    def _drop(self, slot: str) -> None:
+    def _drop_process(self, slot: str) -> None:
         """End the process of a slot."""
         if (process := self._importing.pop(slot, None)) is not None:
             process.kill()

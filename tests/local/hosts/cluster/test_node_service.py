@@ -59,7 +59,7 @@ async def test_engines_without_a_gateway_are_stopped_after_the_lease(
     world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(node_service, "_seconds", lambda: now_s)
+    monkeypatch.setattr(node_service, "_boot_seconds", lambda: now_s)
     monkeypatch.setattr(node_service, "_LOOK_S", 0.01)
     async with service(world, lease_s=60):
         instance = await gateway(world, "a").start(world.make_spec("a1"))

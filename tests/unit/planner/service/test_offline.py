@@ -180,7 +180,7 @@ def test_an_engine_for_gpus_is_refused_for_the_lack_of_gpus(folder: Path) -> Non
     profiles = Profiles()
     wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",))
     planner = OfflinePlanner.read_environment()
-    model = planner._model(wish)
+    model = planner._wished_model(wish)
     request = PlanRequest(wish, profiles.hardware("cpu"))
     startable = Startable(folder / "data", installed_only=True)
     planning = ModelPlanner(profiles, planner.hub, {}).prepare(request, model, (), startable)
