@@ -344,7 +344,8 @@ def _check_keys(flag: str, document: object, keys: Collection[str]) -> None:
     if not isinstance(document, dict):
         raise BadFlag(f"{flag} takes a JSON object, not a list.", hint=hint, param="args")
     if closed_keys := sorted(document.keys() - set(keys)):
-        mistake = f"{flag} cannot set {_quoted_value(closed_keys[0])}: only fields for longer contexts are open."
+        key = _quoted_value(closed_keys[0])
+        mistake = f"{flag} cannot set {key}: only fields for longer contexts are open."
         raise BadFlag(mistake, hint=hint, param="args")
 
 
