@@ -68,16 +68,16 @@ class Certificate:
         self._files = (certificate, key or certificate)
         self._look_s = look_s
         self._watching: SupervisedTask | None = None
-        self._reader = FileReader(self._read)
+        self._reader = FileReader(self._read_pair)
         self._problem = ""
         self._on_change: Callable[[CertificatePair], object] = lambda _: None
         try:
-            self.pair = self._loaded_pair = self._read()
+            self.pair = self._loaded_pair = self._read_pair()
             self.context = server_context(self.pair)
         except OSError as error:
             raise SettingsError(
                 f"The certificate {certificate} with the key {self._files[1]} cannot be used:"
-                f" {_reason(error)}.",
+                f" {_plain_reason(error)}.",
                 hint=(
                     "FITSERVE_TLS_CERT is a PEM file with the chain, FITSERVE_TLS_KEY its key"
                     " without a passphrase."
@@ -106,7 +106,7 @@ class Certificate:
                 log.info("the certificate was read again", file=str(self._files[0]))
                 self._problem = ""
         except OSError as error:
-            if (problem := _reason(error)) != self._problem:
+            if (problem := _plain_reason(error)) != self._problem:
                 log.error(  # noqa: TRY400
                     "the new certificate cannot be used; the gateway keeps the former one",
                     reason=problem,
@@ -114,7 +114,7 @@ class Certificate:
             self._problem = problem
         return self._look_s
 
-    def _read(self) -> CertificatePair:
+    def _read_pair(self) -> CertificatePair:
         chain, key = (read_file(file, _MAX_BYTES) for file in self._files)
         return CertificatePair(chain, Secret(key))
 
@@ -168,11 +168,13 @@ class Handshake(asyncio.Protocol):
             # Nothing was read yet. The connection starts again with TLS, as another descriptor.
             connection = transport.get_extra_info("socket").dup()
             self._task = asyncio.get_running_loop().create_task(
-                self._shake(connection, address, admission)
+                self._shake_hands(connection, address, admission)
             )
         transport.abort()
 
-    async def _shake(self, connection: socket.socket, address: str, admission: object) -> None:
+    async def _shake_hands(
+        self, connection: socket.socket, address: str, admission: object
+    ) -> None:
         protocol = self._make()
         protocol.admission = admission
         try:
@@ -195,7 +197,7 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
     return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
-def _reason(error: OSError) -> str:
+def _plain_reason(error: OSError) -> str:
     """The reason of an error without OpenSSL's place in its source."""
     return (
         (getattr(error, "reason", None) or error.strerror or str(error)).lower().replace("_", " ")

@@ -21,7 +21,7 @@ def visible(text: str) -> str:
 
     JSON keeps its meaning, as it has no raw control characters.
     """
-    return text if text.isascii() and text.isprintable() else _CONTROL.sub(_escape, text)
+    return text if text.isascii() and text.isprintable() else _CONTROL.sub(_escaped_character, text)
 
 
 def visible_line(text: object) -> str:
@@ -29,6 +29,6 @@ def visible_line(text: object) -> str:
     return visible(str(text)).replace("\n", "\\x0a").replace("\t", " ")
 
 
-def _escape(match: re.Match[str]) -> str:
+def _escaped_character(match: re.Match[str]) -> str:
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x20 else f"\\u{number:04x}"

@@ -49,7 +49,7 @@ def call(
     """
     import httpx
 
-    with _client(timeout_s) as client:
+    with _http_client(timeout_s) as client:
         headers = {"idempotency-key": idempotency_key} if idempotency_key else None
         try:
             try:
@@ -83,7 +83,7 @@ def stream(
     import httpx
 
     # A POST may wait for a model to load, so it has no time limit.
-    with _client(_PATIENCE_S if method == "GET" else None) as client:
+    with _http_client(_PATIENCE_S if method == "GET" else None) as client:
         try:
             with client.stream(method, path, params=query, json=body) as response:
                 if response.is_error:
@@ -175,13 +175,13 @@ def _local_url() -> str:
     return load_settings().own_url
 
 
-def _certificate() -> str:
+def _certificate_path() -> str:
     from gateway.settings import load_settings
 
     return str(load_settings().tls_cert)
 
 
-def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
+def _http_client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     import ssl
 
     import httpx
@@ -195,10 +195,10 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
         # The gateway of this machine: only its own certificate is trusted, for any host name.
         verify = ssl.create_default_context()
         try:
-            verify.load_verify_locations(_certificate())
+            verify.load_verify_locations(_certificate_path())
         except OSError as error:
             raise SettingsError(
-                f"The certificate of this machine's gateway, {_certificate()}, cannot be used:"
+                f"The certificate of this machine's gateway, {_certificate_path()}, cannot be used:"
                 f" {short_reason(error)}.",
                 hint="Set FITSERVE_TLS_CERT to a valid certificate.",
             ) from None

@@ -54,7 +54,7 @@ def install(
 ) -> Path:
     """Build the environment unless it is complete. Returns its folder. wheels: a folder with all
     wheels, used instead of an index. Raises BadRequest, InstallFailed."""
-    recipe, folder = _recipe(engine), engine_dir(settings.data, engine)
+    recipe, folder = _install_recipe(engine), engine_dir(settings.data, engine)
     if wheels is None and not is_installed(settings.data, engine):
         _check_packages(engine, recipe, profiles)
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,11 +76,13 @@ def install(
             recipe, profiles.install_file(engine), folder, sources, wheels
         )
         uv = find_uv()
-        _run([uv, *create], environment)
+        _run_command([uv, *create], environment)
         (folder / _OVERRIDES_FILE).write_text(_overrides_text(recipe))
         _fill([uv, *fill], environment, engine.ref, wheels)
         say(f"Importing {recipe.module} of {engine.ref} for the first time.")
-        _run(verify, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())})
+        _run_command(
+            verify, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())}
+        )
         (folder / COMPLETE).write_text(engine.ref + "\n")
     return folder
 
@@ -129,7 +131,7 @@ def script(
 ) -> str:
     """The installation as a shell script that needs only uv; packages and hashes are in it. Raises
     InstallFailed."""
-    recipe = _recipe(engine)
+    recipe = _install_recipe(engine)
     folder = engine_dir(settings.data, engine)
     sources = _package_sources(wheels)
     lock_file = profiles.install_file(engine)
@@ -160,7 +162,7 @@ def _here_document(path: Path, text: str) -> str:
     return f"cat > {shlex.quote(str(path))} <<'END'\n{text}END"
 
 
-def _recipe(engine: Engine) -> Install:
+def _install_recipe(engine: Engine) -> Install:
     if engine.install is None:
         raise InstallFailed(
             f"{engine.ref} cannot be installed without Docker.",
@@ -375,7 +377,7 @@ _MISSING_PACKAGE = (
 )
 
 
-def _run(command: list[str], environment: Mapping[str, str]) -> None:
+def _run_command(command: list[str], environment: Mapping[str, str]) -> None:
     if subprocess.run(command, env=dict(environment), check=False).returncode != 0:
         raise InstallFailed(
             f"`{' '.join(command[:3])}` failed; the lines above have the reason.",

@@ -107,7 +107,7 @@ _ABILITIES = {
 }
 
 
-def _gpus(uuids: list[str], numbers: dict[str, int]) -> str:
+def _gpu_numbers_text(uuids: list[str], numbers: dict[str, int]) -> str:
     return ", ".join(f"GPU {numbers[uuid]} ({uuid})" if uuid in numbers else uuid for uuid in uuids)
 
 
@@ -181,9 +181,9 @@ def _show_wish(view: Any, numbers: dict[str, int]) -> None:
     if key := wish["endpoint_key"]:
         print_paragraph(f"its key is {key}")
     if isinstance(wish["gpus"], list):
-        print_paragraph(f"may use {_gpus(wish['gpus'], numbers)}")
+        print_paragraph(f"may use {_gpu_numbers_text(wish['gpus'], numbers)}")
     if planned_gpus := [uuid for replica in view["replicas"] for uuid in replica["gpus"]]:
-        print_paragraph(f"planned on {_gpus(planned_gpus, numbers)}")
+        print_paragraph(f"planned on {_gpu_numbers_text(planned_gpus, numbers)}")
 
 
 def _show_refusals(decision: Any) -> None:

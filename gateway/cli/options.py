@@ -195,7 +195,7 @@ class WishOptions(FrozenRecord, frozen=True):
                 "image": self.image,
                 "goal": self.goal,
                 "concurrency": self.concurrency,
-                "gpus": _gpus(self.gpus, self.gpu),
+                "gpus": _gpu_option(self.gpus, self.gpu),
                 "aliases": self.alias or None,
                 "dtype": self.dtype,
                 "context": read_tokens("--context", self.context),
@@ -203,7 +203,7 @@ class WishOptions(FrozenRecord, frozen=True):
                 "min_context": read_tokens("--min-context", self.min_context),
                 "max_context": read_tokens("--max-context", self.max_context),
                 "text_only": self.text_only,
-                "loras": _loras(self.lora) or None,
+                "loras": _adapter_option(self.lora) or None,
                 "chat_template": _template(template) if template is not None else None,
                 "drafter": absolute_source(self.drafter),
                 "speculative": self.speculative,
@@ -239,7 +239,7 @@ _GPUS_FORMS = "--gpus takes all, few, a number of at least 1, or comma-separated
 _UUIDS = ("GPU-", "MIG-")
 
 
-def _gpus(text: str | None, identifiers: list[str] | None) -> str | int | list[str] | None:
+def _gpu_option(text: str | None, identifiers: list[str] | None) -> str | int | list[str] | None:
     if identifiers:
         if text is not None:
             usage_error("Give --gpus (how many) or --gpu (which), not both.")
@@ -267,7 +267,7 @@ def _template(file: Path) -> dict[str, str]:
     return {"text": text, "name": re.sub(r"[^\w. -]", "_", file.name)[:100]}
 
 
-def _loras(items: list[str] | None) -> dict[str, str | None]:
+def _adapter_option(items: list[str] | None) -> dict[str, str | None]:
     adapters: dict[str, str | None] = {}
     for option_text in items or ():
         name, separator, source = option_text.partition("=")

@@ -247,7 +247,7 @@ class Evictor:
                 is_watched=self._is_watched(replica),
             )
             for replica in model.replicas
-            for copy in (_copy(model, replica),)
+            for copy in (_copy_of(model, replica),)
         )
         loaded_model = LoadedModel(name, copies)
         if loaded_model.state == "serves":
@@ -334,7 +334,7 @@ class Evictor:
                 log.warning("the last use of models could not be recorded", error=str(error))
 
 
-def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
+def _copy_of(model: ManagedModel, replica: ReplicaState) -> Copy:
     attempt, woken = replica.attempt, replica.wake_times
     if (
         replica.eviction is None

@@ -187,7 +187,7 @@ def advice_of_message(
     named_limits = {limit.name for limit in limits}
     changes = [
         flag_change
-        for flag_change in _changes(message, flags)
+        for flag_change in _advised_changes(message, flags)
         if flag_change.name not in named_limits
     ]
     removals = (f"Remove {match['path']}." for match in _REMOVAL.finditer(message))
@@ -221,7 +221,7 @@ def _bounded_change(match: re.Match[str], flag: str) -> _Change:
     return _Change("raise", flag, f"at least {number}")
 
 
-def _changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
+def _advised_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
     change_by_name: dict[str, _Change] = {}
     bounds = [0, *(match.end() for match in _SENTENCE.finditer(message)), len(message)]
     for start, end in pairwise(bounds):

@@ -176,8 +176,8 @@ def encode(step: CodeStep) -> bytes:
     counts = [len(getattr(step, name)) for name in SECTIONS]
     header = " ".join([_HEADER, step.before, step.version, *map(str, counts), str(len(step.moved))])
     moved_keys = sorted(step.moved.items())
-    body = b"".join(_gaps(getattr(step, name)) for name in SECTIONS)
-    body += _gaps([old_key for old_key, _ in moved_keys])
+    body = b"".join(_key_gaps(getattr(step, name)) for name in SECTIONS)
+    body += _key_gaps([old_key for old_key, _ in moved_keys])
     return (
         header.encode()
         + b"\n"
@@ -208,7 +208,7 @@ def decode(data: bytes) -> CodeStep:
     return CodeStep(version=words[5], before=words[4], moved=moved_keys, **keys_by_section)
 
 
-def _gaps(keys: Sequence[int]) -> bytes:
+def _key_gaps(keys: Sequence[int]) -> bytes:
     return b"".join(
         _packed_number(key - former_key) for former_key, key in zip((0, *keys), keys, strict=False)
     )

@@ -27,10 +27,10 @@ class CrashStack:
         if frame := forms.STACK_FRAME.match(message):
             if self._is_open and len(self._frames) < _INNER_FRAMES:
                 self._frames.append(f"{frame['file']}:{frame['function']}")
-                self._begin(text, number)
+                self._note_first_line(text, number)
         elif native := forms.NATIVE_FRAME.match(message):
             self._symbols[native["symbol"]] = None
-            self._begin(text, number)
+            self._note_first_line(text, number)
         elif library := forms.LIBRARY_FRAME.match(message):
             if len(self._libraries) < _INNER_FRAMES:
                 self._libraries[library["library"]] = None
@@ -38,7 +38,7 @@ class CrashStack:
             self._is_open = False
         elif forms.STACK.match(message):
             self._is_open = True
-            self._begin(text, number)
+            self._note_first_line(text, number)
         elif forms.OTHER_STACK.match(message):
             self._is_open = False
         return forms.CAUGHT.search(message) is not None
@@ -53,7 +53,7 @@ class CrashStack:
         """The functions of the program on the stack, the innermost last."""
         return tuple(reversed(self._frames))
 
-    def _begin(self, text: str, number: int) -> None:
+    def _note_first_line(self, text: str, number: int) -> None:
         if not self.number:
             self.number, self.line = number, text
 

@@ -146,7 +146,7 @@ class Cures:
         """The kind of cure of a case: that of its kind of failure, or of one of its levers."""
         kind_cure = self.remedies.get(case.kind, _NO_REMEDY).cure
         chosen_cure = next(
-            (row.cure for row in self.rows.levers if row.cure and _holds(row, case)), None
+            (row.cure for row in self.rows.levers if row.cure and _lever_holds(row, case)), None
         )
         return chosen_cure or kind_cure
 
@@ -378,7 +378,7 @@ class Cures:
         The row's own where every value in them is known, else those of its kind.
         """
         kind = self.remedies.get(row.kind, _NO_REMEDY)
-        levers = [lever for lever in self.rows.levers if _holds(lever, case)]
+        levers = [lever for lever in self.rows.levers if _lever_holds(lever, case)]
         message = (
             remedy.fill(row.message, case.values)
             or remedy.fill(kind.message, case.values)
@@ -511,7 +511,7 @@ def _ends_in_engine(shape: Shape) -> bool:
     return bool(shape.frames) and _ENGINE_CODE.search(shape.frames[-1]) is not None
 
 
-def _holds(lever: Lever, case: Case) -> bool:
+def _lever_holds(lever: Lever, case: Case) -> bool:
     if lever.kinds and case.kind not in lever.kinds:
         return False
     version = str(case.values.get("engine_version", "")).rpartition(" ")[2]

@@ -49,7 +49,7 @@ class KindWords(Value):
 
     @field_validator("sure", "words", "frames")
     @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _compile_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             try:
                 re.compile(pattern)

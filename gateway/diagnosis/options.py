@@ -184,10 +184,10 @@ class StartOptions:
         if "args" not in line:
             return
         if match := _NON_DEFAULT_ARGS.search(line):
-            self._add(_PAIR, match["all"])
+            self._add_options(_PAIR, match["all"])
             self._is_complete = match["all"].rstrip().endswith("}")
         elif match := _VALUES.search(line):
-            self._add(_VALUE, match["all"])
+            self._add_options(_VALUE, match["all"])
 
     def is_set(self, flag: str) -> bool | None:
         """Whether an option was given; None if the log does not tell."""
@@ -347,7 +347,7 @@ class StartOptions:
             if not _SILENT_VARIABLE.search(match["name"]):
                 self._variables.setdefault(match["name"], match["value"])
 
-    def _add(self, pair: re.Pattern[str], text: str) -> None:
+    def _add_options(self, pair: re.Pattern[str], text: str) -> None:
         depth, flag = 0, ""
         for match in pair.finditer(text):
             if bracket := match["bracket"]:

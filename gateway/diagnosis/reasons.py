@@ -54,14 +54,14 @@ def reasons(message: str) -> dict[str, Scalar]:
     )
     values: dict[str, Scalar] = {"reasons": joined_reasons[:_MAX_CHARACTERS]}
     for name, text in named_reasons:
-        changes = [_change(reason) for reason in text.split(",")]
+        changes = [_setting_change(reason) for reason in text.split(",")]
         if name and all(changes):
             values |= {"change": " and ".join(dict.fromkeys(changes)), "backend": name}
             break
     return values | ({"demand": demand} if demand else {})
 
 
-def _change(reason: str) -> str:
+def _setting_change(reason: str) -> str:
     """The change of a setting that a reason asks for; empty if none helps."""
     setting = reason.strip(" '\"").removesuffix(" not supported")
     return _CHANGES.get(setting, "")

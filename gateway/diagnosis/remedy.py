@@ -51,7 +51,7 @@ def fill(template: str, values: Mapping[str, Scalar]) -> str | None:
     if not placeholders(text) <= values.keys():
         return None
     return " ".join(
-        _GROUP.sub(lambda match: _format(match[1], values[match[1]]), text).split(" ")
+        _GROUP.sub(lambda match: _format_value(match[1], values[match[1]]), text).split(" ")
     ).strip()
 
 
@@ -89,7 +89,7 @@ class Case(NamedTuple):
             (
                 step.engines
                 and self.engine is not None
-                and _names(self.engine).isdisjoint(step.engines)
+                and _flag_names(self.engine).isdisjoint(step.engines)
             )
             or (step.phases and self.phase not in step.phases)
             or (step.when and self.values.keys().isdisjoint(step.when))
@@ -98,7 +98,7 @@ class Case(NamedTuple):
         )
 
 
-def _names(engine: str) -> set[str]:
+def _flag_names(engine: str) -> set[str]:
     return {engine, engine.partition("-")[0]}
 
 
@@ -129,14 +129,14 @@ def _is_refused(step: str, foreign_flags: frozenset[str]) -> bool:
 def _drop_choices(step: str, case: Case) -> str:
     """The step without values of flags that failed or that this version lacks. Empty if it offers
     no other one."""
-    text = _normalize(case.failing)
+    text = _normalized_text(case.failing)
     for match in _CHOICES.finditer(step):
         spec = case.settings.flags.get(match["flag"].strip("-"), {}) if case.settings else {}
         names = match["names"].split(", ")
         other_names = [
             name
             for name in names
-            if _normalize(name) not in text and name in (spec.get("choices") or names)
+            if _normalized_text(name) not in text and name in (spec.get("choices") or names)
         ]
         if not other_names:
             return ""
@@ -144,7 +144,7 @@ def _drop_choices(step: str, case: Case) -> str:
     return step
 
 
-def _normalize(text: str) -> str:
+def _normalized_text(text: str) -> str:
     return text.replace("_", "").lower()
 
 
@@ -156,7 +156,7 @@ def repeats(steps: Iterable[str], step: str) -> bool:
     return bool(words) and len(words & step_words) >= _MIN_LIKENESS * len(words)
 
 
-def _format(name: str, value: Scalar) -> str:
+def _format_value(name: str, value: Scalar) -> str:
     return (
         f"{value / 2**30:.2f} GiB"
         if name.endswith("_bytes") and isinstance(value, int)

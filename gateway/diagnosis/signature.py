@@ -26,11 +26,11 @@ Cure = Literal["plan", "engine", "user"]
 Proves = Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"]
 
 
-def _join(pattern: Any) -> Any:
+def _joined_pattern(pattern: Any) -> Any:
     return "|".join(pattern) if isinstance(pattern, list | tuple) else pattern
 
 
-def _check(pattern: str, info: ValidationInfo) -> str:
+def _check_pattern(pattern: str, info: ValidationInfo) -> str:
     if info.context and info.context.get(TRUSTED_KEY):
         return pattern
     try:
@@ -41,7 +41,7 @@ def _check(pattern: str, info: ValidationInfo) -> str:
 
 
 # A regular expression, or the list of its alternatives.
-Pattern = Annotated[str, BeforeValidator(_join), AfterValidator(_check)]
+Pattern = Annotated[str, BeforeValidator(_joined_pattern), AfterValidator(_check_pattern)]
 
 
 class CureStep(Value):

@@ -70,7 +70,7 @@ class LogVerdict:
     @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of its message may make it clearer."""
-        return self._failure_of(self._proof())
+        return self._failure_of(self._proven_candidate())
 
     @property
     def verdict(self) -> Failure | None:
@@ -83,7 +83,7 @@ class LogVerdict:
         cause = self._cause()
         return self._failure_of(self._likely(cause) or cause) or self._fault()
 
-    def _proof(self) -> FailureCandidate | None:
+    def _proven_candidate(self) -> FailureCandidate | None:
         unproven_candidates = (
             [candidate for candidate in self._unproven_candidates() if not candidate.is_bare]
             if self._evidence.death
@@ -101,7 +101,7 @@ class LogVerdict:
 
     def _cause(self) -> FailureCandidate | None:
         """The candidate of the verdict."""
-        proven = self._proof()
+        proven = self._proven_candidate()
         if proven is not None and proven.kind != "unknown":
             return self._error_before_death(proven) or proven
         if self._evidence.is_serving and proven is None:

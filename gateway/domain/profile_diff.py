@@ -126,7 +126,7 @@ def apply_diff(near_engine: Engine, diff: ProfileDiff) -> Engine:
     """The profile of the version that differs from `near_engine` by `diff`."""
     changes: dict[str, Any] = dict(diff.values)
     for field in _MAPPING_FIELDS:
-        entries = _drop(getattr(near_engine, field), diff.without.get(field, ()))
+        entries = _kept_rows(getattr(near_engine, field), diff.without.get(field, ()))
         changes[field] = entries | getattr(diff, field)
     for field in _LIST_FIELDS:
         dropped_names = {*diff.without.get(field, ())}
@@ -142,5 +142,5 @@ def apply_diff(near_engine: Engine, diff: ProfileDiff) -> Engine:
     )
 
 
-def _drop(named_rows: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _kept_rows(named_rows: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in named_rows.items() if name not in names}

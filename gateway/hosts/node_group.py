@@ -68,10 +68,10 @@ def join_parts(instances: Sequence[Instance]) -> list[Instance]:
             engines.append(instance)
         else:
             groups.setdefault((part.name, part.parts), {})[part.number] = instance
-    return [*engines, *(_engine(*group, parts) for group, parts in groups.items())]
+    return [*engines, *(_joined_instance(*group, parts) for group, parts in groups.items())]
 
 
-def _engine(name: str, count: int, instances: Mapping[int, Instance]) -> Instance:
+def _joined_instance(name: str, count: int, instances: Mapping[int, Instance]) -> Instance:
     exited_instances = [instance for instance in instances.values() if instance.state == "exited"]
     first = instances[min(instances)].evolve(
         name=name, state="created", exit_code=None, oom_killed=False

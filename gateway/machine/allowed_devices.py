@@ -56,7 +56,7 @@ class AllowedDevices(Value):
         visible = environment.get("NVIDIA_VISIBLE_DEVICES")
         if visible is None or visible in _NO_CHOICE:
             return cls()
-        devices = [device for device in _parts(visible) if device != "none"]
+        devices = [device for device in _comma_parts(visible) if device != "none"]
         if len(devices) >= len(hardware.gpus):
             return cls()
         return cls(
@@ -94,7 +94,7 @@ def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
     gpu_by_name = {str(gpu.index): gpu for gpu in hardware.gpus} | {
         gpu.uuid: gpu for gpu in hardware.gpus
     }
-    devices = _parts(text)
+    devices = _comma_parts(text)
     missing_parts = [device for device in devices if device not in gpu_by_name]
     # A card that cannot be read now may be the missing one. The gateway still uses the others.
     if missing_parts and not any(" is left out: " in note for note in hardware.notes):
@@ -120,7 +120,7 @@ def _visible_to_cuda(hardware: Hardware, visible: str, *, is_in_order: bool) -> 
     """
     uuids: list[str] = []
     numbered = [gpu for gpu in hardware.gpus if not gpu.uuid.startswith("MIG-")]
-    for device in _parts(visible):
+    for device in _comma_parts(visible):
         if device.isdecimal():
             if not is_in_order and len({gpu.name for gpu in hardware.gpus}) > 1:
                 raise SettingsError(
@@ -144,5 +144,5 @@ def _visible_to_cuda(hardware: Hardware, visible: str, *, is_in_order: bool) -> 
     return frozenset(uuids)
 
 
-def _parts(text: str) -> list[str]:
+def _comma_parts(text: str) -> list[str]:
     return [device for device in (piece.strip() for piece in text.split(",")) if device]

@@ -140,7 +140,7 @@ class Cards:
                 ),
                 max_width=read("highest PCIe width", nvml.nvmlDeviceGetMaxPcieLinkWidth),
             )
-        total, free_bytes, kind = self._memory(label, handle, can_share=parent is None)
+        total, free_bytes, kind = self._read_memory(label, handle, can_share=parent is None)
         return Gpu(
             index=index,
             uuid=text_of(uuid),
@@ -151,11 +151,11 @@ class Cards:
             memory_kind=kind,
             mig=mig,
             pcie=pcie,
-            processes=self._processes(label, handle),
+            processes=self._read_processes(label, handle),
             lost=parent.lost if parent else recovery_action(self.nvml, handle)[0],
         )
 
-    def _memory(self, label: str, handle: Any, *, can_share: bool) -> MemoryReading:
+    def _read_memory(self, label: str, handle: Any, *, can_share: bool) -> MemoryReading:
         """Total and free bytes.
 
         A card without its own memory supports neither form, or reports zero bytes.
@@ -180,7 +180,7 @@ class Cards:
         self.notes.add(f"{label}: memory: {words_of(refusal) if refusal else 'reported as zero'}")
         return None, None, "dedicated"
 
-    def _processes(self, label: str, handle: Any) -> tuple[GpuProcess, ...] | None:
+    def _read_processes(self, label: str, handle: Any) -> tuple[GpuProcess, ...] | None:
         compute = self.notes.read(
             f"{label}: processes", self.nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle
         )

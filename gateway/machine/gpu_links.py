@@ -76,7 +76,7 @@ class GpuLinks:
         return links
 
     def _bus(self, handle: Any) -> Bus:
-        return _address(self.nvml.nvmlDeviceGetPciInfo(handle))
+        return _bus_address(self.nvml.nvmlDeviceGetPciInfo(handle))
 
     def _link_ends(
         self, index: int, handle: Any, cards: set[Bus | None]
@@ -112,7 +112,7 @@ class GpuLinks:
 
         refusal, bus = None, None
         try:
-            bus = _address(self.nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
+            bus = _bus_address(self.nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
         except pynvml.NVMLError as error:
             refusal = error
         if bus in cards and bus:
@@ -127,5 +127,5 @@ class GpuLinks:
         return REMOTE
 
 
-def _address(pci: Any) -> Bus:
+def _bus_address(pci: Any) -> Bus:
     return pci.domain, pci.bus, pci.device

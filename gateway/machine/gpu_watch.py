@@ -233,7 +233,7 @@ class GpuWatch:
             except NVMLError as error:
                 yield None, error
                 continue
-            self._cards[uuid] = (uuid, *_parts(nvml, handle))
+            self._cards[uuid] = (uuid, *_mig_uuids(nvml, handle))
             self._numbers[index] = uuid
             yield uuid, handle
 
@@ -269,7 +269,7 @@ class GpuWatch:
     def _note_xid(self, uuid: str, number: int) -> None:
         xid = self._table.xids.get(number)
         if xid is not None and xid.lost:
-            self._lose(uuid, f"Xid {number} ({xid.means}).", xid=number)
+            self._lose_card(uuid, f"Xid {number} ({xid.means}).", xid=number)
             return
         self.counts[uuid, number] += 1
         log.warning("a GPU reported an error", gpu=uuid, xid=number, means=self.meaning(number))
@@ -290,7 +290,7 @@ class GpuWatch:
                     errors.append(handle)
                     continue
                 present_uuids.add(uuid)
-                self._judge(uuid, *_health(nvml, handle))
+                self._judge_trouble(uuid, *_health(nvml, handle))
                 if uuid not in self.lost_cards:
                     last = self.readings.get(uuid)
                     index = next(number for number, card in self._numbers.items() if card == uuid)
@@ -310,16 +310,16 @@ class GpuWatch:
                 message = f"{errors[0]}." if errors else "NVML no longer lists it."
                 if xid:
                     message = f"Xid {unclaimed_xid} ({xid.means})."
-                self._lose(uuid, message, xid=unclaimed_xid, is_unread=True)
+                self._lose_card(uuid, message, xid=unclaimed_xid, is_unread=True)
 
-    def _judge(self, uuid: str, trouble: str | None, is_certain: bool) -> None:
+    def _judge_trouble(self, uuid: str, trouble: str | None, is_certain: bool) -> None:
         loss = self.lost_cards.get(uuid)
         if trouble is not None:
-            self._lose(uuid, trouble)
+            self._lose_card(uuid, trouble)
         elif loss is not None and (
             loss.unread or (is_certain and time.monotonic() - loss.lost_at > _MIN_LOSS_S)
         ):
-            self._change(
+            self._note_changes(
                 {
                     card: former_loss
                     for card, former_loss in self.lost_cards.items()
@@ -328,7 +328,7 @@ class GpuWatch:
             )
             log.info("a GPU works again", gpu=uuid)
 
-    def _lose(
+    def _lose_card(
         self, uuid: str, message: str, *, xid: int | None = None, is_unread: bool = False
     ) -> None:
         former_loss = self.lost_cards.get(uuid)
@@ -339,9 +339,11 @@ class GpuWatch:
             loss = former_loss.evolve(unread=True)
         else:
             log.error("a GPU is lost", gpu=uuid, reason=message)
-        self._change({**self.lost_cards, **dict.fromkeys(self._cards.get(uuid, (uuid,)), loss)})
+        self._note_changes(
+            {**self.lost_cards, **dict.fromkeys(self._cards.get(uuid, (uuid,)), loss)}
+        )
 
-    def _change(self, lost_cards: dict[str, GpuLoss]) -> None:
+    def _note_changes(self, lost_cards: dict[str, GpuLoss]) -> None:
         self.lost_cards = lost_cards
         self._wake()
 
@@ -363,7 +365,7 @@ def _health(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
     return recovery_action(nvml, handle)
 
 
-def _parts(nvml: Nvml, handle: Any) -> list[str]:
+def _mig_uuids(nvml: Nvml, handle: Any) -> list[str]:
     """UUIDs of the card's MIG devices."""
     from pynvml import NVMLError
 

@@ -73,17 +73,21 @@ def expert_traits(spec: ModelSpec, *, is_online: bool = False) -> ExpertTraits:
     origin = "online" if is_online else _ORIGINS.get(method, method)
     is_clamped = family in _CLAMPED_FAMILIES and config.get("swiglu_limit") is not None
     return ExpertTraits(
-        family, origin, _function(config, family), _routing(config, family), is_clamped
+        family,
+        origin,
+        _scoring_function(config, family),
+        _routing_method(config, family),
+        is_clamped,
     )
 
 
-def _function(config: Mapping[str, Any], family: str) -> str:
+def _scoring_function(config: Mapping[str, Any], family: str) -> str:
     if family in _FUNCTIONS:
         return _FUNCTIONS[family]
     return "silu" if config.get("hidden_act", "silu") in ("silu", "swish") else ""
 
 
-def _routing(config: Mapping[str, Any], family: str) -> str:
+def _routing_method(config: Mapping[str, Any], family: str) -> str:
     normalized = config.get("norm_topk_prob")
     if family in _GROUPED_FAMILIES:
         return "deepseek" if normalized is not False and config.get("n_group") else ""

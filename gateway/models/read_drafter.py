@@ -52,7 +52,7 @@ def read_drafter(
     )
     kind = top.word("speculators_model_type") if "speculators_model_type" in config else ""
     architecture, model_type = top.first_word("architectures"), layer.word("model_type")
-    method = _method(top, kind, architecture, model_type)
+    method = _draft_method(top, kind, architecture, model_type)
     hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
     tokens, tokens_source = _tokens_of_draft(top, method)
     fields = Fields({**layer.config, **config}, source)
@@ -116,7 +116,7 @@ def _target_size(method: str, size: int | None, hidden: int) -> int | None:
     return size or (None if method == "mtp" else hidden)
 
 
-def _method(top: Fields, kind: str, architecture: str, model_type: str) -> DraftMethod:
+def _draft_method(top: Fields, kind: str, architecture: str, model_type: str) -> DraftMethod:
     if kind:
         if kind not in _SPECULATORS:
             raise top.field_error("speculators_model_type", f"one of {', '.join(_SPECULATORS)}")

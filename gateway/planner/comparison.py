@@ -72,10 +72,10 @@ def gains(plan: Plan, base: Plan) -> str:
     sentences = []
     if plan.speed is not None and base.speed is not None:
         speed, base_speed = plan.speed, base.speed
-        sentences.append(f"{_gain(speed.stream.value, base_speed.stream.value)} alone")
+        sentences.append(f"{_gain_text(speed.stream.value, base_speed.stream.value)} alone")
         if speed.concurrency > 1:
             at_once = f"with {speed.concurrency:,} at once"
-            sentences.append(f"{_gain(speed.total.value, base_speed.total.value)} {at_once}")
+            sentences.append(f"{_gain_text(speed.total.value, base_speed.total.value)} {at_once}")
     context, base_context = plan.max_model_len.value, base.max_model_len.value
     if context != base_context:
         sentences.append(f"{context:,} tokens of context instead of {base_context:,}")
@@ -89,7 +89,7 @@ def gains(plan: Plan, base: Plan) -> str:
     return ", ".join(sentences) or "no difference that is known"
 
 
-def _gain(value: float, base: float) -> str:
+def _gain_text(value: float, base: float) -> str:
     # A sum with 0 has no minus where it is 0.
     return f"{round(value / base - 1, 2) + 0.0:+.0%}" if base else f"{value:,g} tokens/s"
 

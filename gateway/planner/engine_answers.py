@@ -86,11 +86,12 @@ def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvide
     loaded_as = answer.settled.quantization if answer.settled else ""
     return VariantEvidence(
         kernels=tuple(
-            _kernel(asked_kernel, forecast.kernels, loaded_as or "unquantized")
+            _confirmed_kernel(asked_kernel, forecast.kernels, loaded_as or "unquantized")
             for asked_kernel in answer.kernels
         ),
         attention=tuple(
-            _attention(asked_attention, forecast.attention) for asked_attention in answer.attention
+            _confirmed_attention(asked_attention, forecast.attention)
+            for asked_attention in answer.attention
         ),
         memory=forecast.memory,
         method=loaded_as,
@@ -98,7 +99,7 @@ def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvide
     )
 
 
-def _attention(
+def _confirmed_attention(
     asked_attention: AskedAttention, forecast: Sequence[LayerAttention]
 ) -> LayerAttention:
     """The attention as the engine answered, with refusals that only happen after the Python code of
@@ -130,7 +131,7 @@ def _attention(
     )
 
 
-def _kernel(
+def _confirmed_kernel(
     asked_kernel: AskedKernel, forecast: Sequence[LayerKernel], loaded_as: str
 ) -> LayerKernel:
     """The kernel as the engine answered, with flaws by the rules: a crash at the first request, or
@@ -138,7 +139,7 @@ def _kernel(
     same_layer = [
         layer_kernel
         for layer_kernel in forecast
-        if _name(layer_kernel.layer) == _name(asked_kernel.layer)
+        if _module_name(layer_kernel.layer) == _module_name(asked_kernel.layer)
     ]
     # The answer is of Python code alone: refusals at a start still hold for this kernel.
     for layer_kernel in same_layer:
@@ -223,26 +224,32 @@ def _differences(
             yield "refusal", ruled_out or "loads", answer.refused or "loads"
         return
     known_layers = {
-        _layer(layer_kernel.layer)
+        _layer_name(layer_kernel.layer)
         for layer_kernel in evidence.kernels
         if layer_kernel.status != "unknown"
     }
     yield from _contradictions(
-        "kernel", _kernels(evidence.kernels), _kernels(answer.kernels), known_layers
+        "kernel",
+        _kernels_by_layer(evidence.kernels),
+        _kernels_by_layer(answer.kernels),
+        known_layers,
     )
     known_kinds = {
-        _kind(layer_attention)
+        _group_name(layer_attention)
         for layer_attention in evidence.attention
         if layer_attention.status != "unknown"
     }
     yield from _contradictions(
-        "attention", _backends(evidence.attention), _backends(answer.attention), known_kinds
+        "attention",
+        _backends_by_group(evidence.attention),
+        _backends_by_group(answer.attention),
+        known_kinds,
     )
     if evidence.kernels or not candidate.inputs.spec.quant:
-        yield from _sizes(candidate, answer)
+        yield from _size_differences(candidate, answer)
 
 
-def _sizes(candidate: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
+def _size_differences(candidate: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
     try:
         weights_bytes = candidate.weights_bytes() - candidate.speculation.weights_bytes
         cache = candidate.cache
@@ -286,27 +293,27 @@ def _contradictions(
             )
 
 
-def _kernels(kernels: Iterable[LayerKernel | AskedKernel]) -> dict[str, set[str]]:
+def _kernels_by_layer(kernels: Iterable[LayerKernel | AskedKernel]) -> dict[str, set[str]]:
     kernels_by_layer: dict[str, set[str]] = {}
     for kernel in kernels:
-        kernels_by_layer.setdefault(_layer(kernel.layer), set()).add(kernel.kernel or "none")
+        kernels_by_layer.setdefault(_layer_name(kernel.layer), set()).add(kernel.kernel or "none")
     return kernels_by_layer
 
 
-def _layer(name: str) -> str:
+def _layer_name(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _backends(attention: Iterable[LayerAttention | AskedAttention]) -> dict[str, set[str]]:
+def _backends_by_group(attention: Iterable[LayerAttention | AskedAttention]) -> dict[str, set[str]]:
     backends_by_group: dict[str, set[str]] = {}
     for group in attention:
-        backends_by_group.setdefault(_kind(group), set()).add(
+        backends_by_group.setdefault(_group_name(group), set()).add(
             f"{group.backend}{group.version or ''}"
         )
     return backends_by_group
 
 
-def _kind(group: LayerAttention | AskedAttention) -> str:
+def _group_name(group: LayerAttention | AskedAttention) -> str:
     return f"{group.kind} layers of head size {group.head_dim}"
 
 
@@ -338,5 +345,5 @@ def _drop_paths(text: str) -> str:
     return _PATH.sub("PATH", text)
 
 
-def _name(layer: str) -> str:
+def _module_name(layer: str) -> str:
     return layer.removesuffix(".w13").removesuffix(".w2").rpartition(".")[2]

@@ -77,7 +77,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         speculation=speculation.method,
         num_speculative_tokens=speculation.tokens
         or int_choice(0, speculation.method.reason, speculation.method.source),
-        drafter=_drafter(candidate),
+        drafter=_drafter_ref(candidate),
         adapters=_adapter_refs(candidate),
         loras=choices.loras(candidate),
         chat_template=candidate.inputs.template.choice,
@@ -95,7 +95,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         memory=sizes.memory,
         cap=sizes.cap,
         speed=speed,
-        grade=_grade(candidate),
+        grade=_plan_grade(candidate),
         verdict="degraded" if _is_degraded(candidate) else "ok",
         cost=candidate.variant.cost,
         argv=spell_flags(engine, flags),
@@ -121,7 +121,7 @@ def _software(candidate: Candidate) -> dict[str, Any]:
     return {"image": candidate.engine.image} | ({"driver": driver} if driver else {})
 
 
-def _grade(candidate: Candidate) -> Grade:
+def _plan_grade(candidate: Candidate) -> Grade:
     if candidate.evidence.answer:
         return "checked"
     if candidate.engine.guessed_from or candidate.inputs.spec.guessed:
@@ -184,7 +184,7 @@ def _flags(
     return planned_flags | ({} if reduce else {"disable-custom-all-reduce": True})
 
 
-def _drafter(candidate: Candidate) -> ModelRef | None:
+def _drafter_ref(candidate: Candidate) -> ModelRef | None:
     config = candidate.speculation.config
     if "model" not in config:
         return None

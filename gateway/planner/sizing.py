@@ -478,7 +478,7 @@ def batch_of(candidate: Candidate) -> Batch:
     tokens = _size_choice(
         candidate, "max-num-batched-tokens", *_batched_tokens(candidate, seqs.value)
     )
-    return Batch(seqs, tokens, _eager(candidate, seqs.value))
+    return Batch(seqs, tokens, _eager_choice(candidate, seqs.value))
 
 
 def _size_choice(
@@ -496,7 +496,7 @@ def _size_choice(
     return int_choice(default, reason, source)
 
 
-def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
+def _eager_choice(candidate: Candidate, seqs: int) -> Choice[bool]:
     if "enforce-eager" in candidate.args:
         return bool_choice(bool(candidate.args["enforce-eager"]), "set by the user", "user")
     if candidate.engine.device == "cpu":

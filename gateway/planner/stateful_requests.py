@@ -69,7 +69,10 @@ def stateful_requests(
     if limit.source == "user":
         if limit.value <= estimate.expected_count:
             return limit, ""
-        excess_words, candidate = _beyond(footprint, limit.value, estimate), footprint.candidate
+        excess_words, candidate = (
+            _excess_words(footprint, limit.value, estimate),
+            footprint.candidate,
+        )
         if limit.value > estimate.max_count and _ends_beyond_states(footprint):
             memory = candidate.rules.divide_budget(footprint, budget_bytes)
             raise Refused(
@@ -177,7 +180,7 @@ def _replace_requests(footprint: Footprint, requests: int) -> Footprint:
     return footprint.evolve(load=footprint.load._replace(seqs=requests))
 
 
-def _beyond(footprint: Footprint, cap: int, states: _States) -> str:
+def _excess_words(footprint: Footprint, cap: int, states: _States) -> str:
     flag = footprint.candidate.engine.spelling.get("max-num-seqs", "max-num-seqs")
     return (
         f"--{flag}={cap} was set, and about {states.states} state blocks fit into"

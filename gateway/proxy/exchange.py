@@ -285,7 +285,7 @@ class Exchange:
 
     def end_list(self) -> None:
         """End the request for the list of models."""
-        self._finish("answered")
+        self._finish_request("answered")
 
     def may_start(self) -> bool:
         """Whether an engine can be asked now, before the body is complete."""
@@ -299,7 +299,7 @@ class Exchange:
         """End the request of a client that closed its connection."""
         if self.state != "done":
             self._drop_engine()
-            self._finish("left")
+            self._finish_request("left")
 
     def pause(self) -> None:
         """Read the engine as slowly as the client reads."""
@@ -365,7 +365,7 @@ class Exchange:
         pool = plane.pool(replica.url)
         upstream = pool.take()
         if upstream is not None:
-            self._send(upstream, replica)
+            self._send_to_engine(upstream, replica)
         else:
             self.state = "connecting"
             self.upload.keep_body()
@@ -375,11 +375,11 @@ class Exchange:
         """Write the request to a replica that accepted a connection."""
         self._dial = None
         if self.replica is not None:
-            self._send(upstream, self.replica)
+            self._send_to_engine(upstream, self.replica)
         else:
             upstream.drop()  # the request ended while the connection was opened
 
-    def _send(self, upstream: UpstreamConnection, replica: RoutedReplica) -> None:
+    def _send_to_engine(self, upstream: UpstreamConnection, replica: RoutedReplica) -> None:
         upload = self.upload
         self._upstream = upstream
         self.state = "asked"
@@ -563,7 +563,7 @@ class Exchange:
         self, upstream: UpstreamConnection, outcome: Outcome, *, is_reusable: bool
     ) -> None:
         """Release the engine's connection after the last byte is written."""
-        self._finish(outcome)
+        self._finish_request(outcome)
         if is_reusable and self.upload.is_whole and not upstream.transport.get_write_buffer_size():
             upstream.pool.give(upstream)
         else:
@@ -619,7 +619,7 @@ class Exchange:
         answer = self.answer
         answer.forget()
         if not answer.has_started:
-            self._finish("refused")
+            self._finish_request("refused")
             self.connection.refuse(self, error)
             return
         if not answer.status:
@@ -627,14 +627,14 @@ class Exchange:
         self.keep_alive = False
         answer.break_off(error, self.tail)
         outcome: Outcome = "cancelled" if isinstance(error, Cancelled) else "broken"
-        self._finish(outcome if answer.status else "refused")
+        self._finish_request(outcome if answer.status else "refused")
         self.connection.end_turn(self)
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish_request(self, outcome: Outcome) -> None:
         if self.state == "queued":
             self.plane.routes.forget(self._wait)
         self.outcome = outcome
-        tokens = self._count()
+        tokens = self._count_end()
         self.state = "done"
         if self.upload.is_in_budget:
             self.upload.release_body()
@@ -642,18 +642,18 @@ class Exchange:
         if self.answer.permit is not None:
             self.answer.permit.end(tokens, self.plane.loop.time())
 
-    def _count(self) -> int:
+    def _count_end(self) -> int:
         """Count the end, and return the tokens that the request costs its key. An error in
         reading an engine's figures ends no request, and keeps no connection."""
         try:
             if self.state != "reading":
                 self.plane.meter.count_completion(self)
-            return self._tokens(self.answer.permit) if self.answer.permit is not None else 0
+            return self._cost_tokens(self.answer.permit) if self.answer.permit is not None else 0
         except Exception:
             log.exception("%s: internal error in counting the request", self.id)
             return 0
 
-    def _tokens(self, permit: rate_limits.Permit) -> int:
+    def _cost_tokens(self, permit: rate_limits.Permit) -> int:
         """The tokens that the request costs its key."""
         prompt, completion, _ = self.usage
         bucket = permit.account.tokens

@@ -93,7 +93,7 @@ class KnownAnswerHead:
 def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead | None:
     """The head of `exchange`, where `data` is this head and the body. None where the head cannot
     repeat, or is not simple."""
-    length_range = _find(data, exchange.request_head.headers.get(b"content-length"))
+    length_range = _find_length_range(data, exchange.request_head.headers.get(b"content-length"))
     if (
         length_range is None
         or not exchange.keep_alive
@@ -110,7 +110,7 @@ def remember_answer(
 ) -> KnownAnswerHead | None:
     """The head of an answer that leaves its connection reusable, or None. `read`: the bytes of the
     body that the parser found in `data`."""
-    length_range = _find(data, length)
+    length_range = _find_length_range(data, length)
     # Some answers have no body, whatever length their head announces (RFC 9112, 6.3), and only the
     # parser knows them. So the parser must have found a body of exactly that length.
     if length_range is None or not read or read != len(data) - length_range[2]:
@@ -120,7 +120,7 @@ def remember_answer(
     return KnownAnswerHead(status, forwarded_headers, data, length_range) if not events else None
 
 
-def _find(data: bytes, length: bytes | None) -> LengthRange | None:
+def _find_length_range(data: bytes, length: bytes | None) -> LengthRange | None:
     end = data.find(b"\r\n\r\n") + 4
     match = _LENGTH(data, 0, min(end, _MAX_BYTES))
     if match is None or match[1] != length or int(match[1]) != len(data) - end:

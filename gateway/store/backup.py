@@ -103,13 +103,13 @@ def write_backup(data: Path, output: IO[bytes], version: str) -> None:
         _copy_database(data, copy)
         manifest = {"fitserve": version, "database": VERSION, "made_at": time.time()}
         with tarfile.open(fileobj=output, mode="w:gz", compresslevel=6) as archive:
-            _add(archive, _MANIFEST, json.dumps(manifest).encode())
+            _add_file(archive, _MANIFEST, json.dumps(manifest).encode())
             archive.add(copy, _DATABASE, recursive=False)
             for name in _FILES:
                 with contextlib.suppress(FileNotFoundError):
-                    _add(archive, name, (data / name).read_bytes())
+                    _add_file(archive, name, (data / name).read_bytes())
             for path in sorted((data / _FOLDER).rglob("*.yaml")):
-                _add(archive, str(path.relative_to(data)), path.read_bytes())
+                _add_file(archive, str(path.relative_to(data)), path.read_bytes())
     except OSError as error:
         raise unwritten_error("The backup could not be written", data, error, "") from None
     finally:
@@ -195,7 +195,7 @@ def _revocations(file: Path) -> Iterator[tuple[str, float]]:
                 yield key["grant"]["name"], key["created_at"]
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
     archive.addfile(entry, io.BytesIO(content))

@@ -36,7 +36,7 @@ class EventTable:
     def add(self, events: Iterable[Event], now_s: float) -> list[Event]:
         """Store events and remove too old ones. Returns the events with their numbers."""
         with self._database.change() as db:
-            newest_number = _newest(db)
+            newest_number = _newest_number(db)
             number = newest_number or int(now_s)
             added: list[Event] = []
             for event in events:
@@ -68,13 +68,13 @@ class EventTable:
         """The next events after this one, oldest first."""
         condition, values = (" AND model=?", (model,)) if model is not None else ("", ())
         query = f"{_SELECT} WHERE id > ?{condition} ORDER BY id LIMIT ?"
-        return [*_read(self._database.rows(query, (number, *values, limit)))]
+        return [*_read_events(self._database.rows(query, (number, *values, limit)))]
 
     def last(self, limit: int, model: str | None = None) -> list[Event]:
         """The newest events, oldest first."""
         condition, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
         query = f"{_SELECT} {condition} ORDER BY id DESC LIMIT ?"
-        return [*_read(reversed(self._database.rows(query, (*values, limit))))]
+        return [*_read_events(reversed(self._database.rows(query, (*values, limit))))]
 
     def cursor(self, reader: str) -> int | None:
         """The number of the last event that a reader received; None: none yet."""
@@ -102,12 +102,12 @@ class EventTable:
         return dict(self._database.rows(query))
 
 
-def _newest(db: Any) -> int:
+def _newest_number(db: Any) -> int:
     row = db.execute("SELECT value FROM meta WHERE key='newest_event'").fetchone()
     return int(row[0]) if row else 0
 
 
-def _read(rows: Iterable[Sequence[Any]]) -> Iterable[Event]:
+def _read_events(rows: Iterable[Sequence[Any]]) -> Iterable[Event]:
     for row in rows:
         if row[2] in EVENT_KINDS:
             fields = dict(zip(_COLUMNS.split(", "), row, strict=True))

@@ -42,7 +42,7 @@ def open_store(path: Path) -> Store:
         return _set_aside(path, error.message.rstrip("."))
     except StoreError as error:
         problem = error.message.rstrip(".")
-    if (copy := _copy(path)) is not None:
+    if (copy := _copy_in_memory(path)) is not None:
         try:
             store = Store(path, copy=copy, problem=problem, returns=True)
             log.error("changes are refused until this is repaired", problem=problem)
@@ -75,7 +75,7 @@ def records_at_rest(path: Path) -> tuple[list[Fact], list[MeasuredStart]]:
     Nothing is written.
     """
     try:
-        if (copy := _copy(path)) is not None:
+        if (copy := _copy_in_memory(path)) is not None:
             store = Store(path, copy=copy)
             return store.facts(), store.starts.rows()
     except StoreError:
@@ -87,12 +87,12 @@ def installation_file(path: Path) -> Path:
     return path.with_name("installation")
 
 
-def _copy(path: Path) -> sqlite3.Connection | None:
+def _copy_in_memory(path: Path) -> sqlite3.Connection | None:
     """A copy of the database in memory; None if the file cannot be read."""
     if not path.exists():
         return None
     for is_unchanging in (False, True):
-        memory = _memory()
+        memory = _memory_database()
         try:
             with contextlib.closing(
                 database_files.reader(path, is_unchanging=is_unchanging)
@@ -123,7 +123,7 @@ def _set_aside(path: Path, problem: str) -> Store:
 
 def _restore_mirror(path: Path, problem: str) -> Store | None:
     """The store with the content of the mirror; None: there is no sound one, or no room for it."""
-    copy = _copy(database_files.mirror_of(path))
+    copy = _copy_in_memory(database_files.mirror_of(path))
     if copy is None:
         return None
     try:
@@ -142,8 +142,8 @@ def _restore_mirror(path: Path, problem: str) -> Store | None:
 
 def _memory_store(path: Path, problem: str, *, returns: bool = False) -> Store:
     log.error("changes are refused until this is repaired; engines keep running", problem=problem)
-    return Store(path, copy=_memory(), problem=problem, returns=returns)
+    return Store(path, copy=_memory_database(), problem=problem, returns=returns)
 
 
-def _memory() -> sqlite3.Connection:
+def _memory_database() -> sqlite3.Connection:
     return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

@@ -69,7 +69,7 @@ def load(path: Path) -> ModelsFile:
     mistakes = [*document.mistakes, *_top_mistakes(document)]
     if not document.mistakes:
         for name, fields in _models(document):
-            outcome = _wish(document, str(name), fields or {}, references)
+            outcome = _read_wish(document, str(name), fields or {}, references)
             if isinstance(outcome, Wish):
                 wishes[str(name)] = outcome
             else:
@@ -188,7 +188,7 @@ _NAME = (
 )
 
 
-def _wish(
+def _read_wish(
     document: Document, name: str, fields: dict[str, Any], references: References
 ) -> Wish | list[Mistake]:
     top: Keys = ("models", name)

@@ -37,7 +37,7 @@ class References:
     def resolve(self, value: Any) -> Any:
         """The value with references replaced. Raises Unresolved."""
         if isinstance(value, str):
-            text = _REFERENCE.sub(self._read, value)
+            text = _REFERENCE.sub(self._resolve_match, value)
             inner_secrets = [self.values[match[0]] for match in _REFERENCE.finditer(value)]
             if any(reference.is_short for reference in inner_secrets):
                 # Letters around a short value make another word of it.
@@ -53,7 +53,7 @@ class References:
             text = value.hidden_in(text, reference)
         return text
 
-    def _read(self, match: re.Match[str]) -> str:
+    def _resolve_match(self, match: re.Match[str]) -> str:
         kind, name = match[1], match[2].strip()
         if kind == "env":
             if name not in self.environment:

@@ -63,7 +63,7 @@ def read(text: str) -> Document:
         node = loader.get_single_node()
         positions: dict[Keys, Position] = {}
         mistakes = (
-            list(_walk(node, (), positions))
+            list(_walk_nodes(node, (), positions))
             if node is not None and _values(node, {}) <= _MAX_VALUES
             else []
         )
@@ -120,14 +120,14 @@ def _values(node: yaml.Node, counts: dict[int, int]) -> int:
     return count
 
 
-def _walk(node: yaml.Node, keys: Keys, positions: dict[Keys, Position]) -> Iterator[Mistake]:
+def _walk_nodes(node: yaml.Node, keys: Keys, positions: dict[Keys, Position]) -> Iterator[Mistake]:
     position = _position(node)
     positions.setdefault(keys, position)
     if len(keys) > _MAX_DEPTH:
         yield Mistake(position, "this is nested too deeply")
     elif isinstance(node, yaml.SequenceNode):
         for number, entry in enumerate(node.value):
-            yield from _walk(entry, (*keys, number), positions)
+            yield from _walk_nodes(entry, (*keys, number), positions)
     elif isinstance(node, yaml.MappingNode):
         anchors: set[str] = set()
         for key, value in node.value:
@@ -143,7 +143,7 @@ def _walk(node: yaml.Node, keys: Keys, positions: dict[Keys, Position]) -> Itera
             # As it is written: `no` and `1.10` are names, not False and 1.1.
             key.tag = "tag:yaml.org,2002:str"
             positions[(*keys, name)] = _position(key)
-            yield from _walk(value, (*keys, name), positions)
+            yield from _walk_nodes(value, (*keys, name), positions)
 
 
 def _position(node: yaml.Node) -> Position:

@@ -46,11 +46,11 @@ def init(
     from gateway.hosts.cluster.membership import make_token
 
     settings = _cluster_settings()
-    token = _token(settings, token_file)
+    token = _token_file(settings, token_file)
     make_token(token)
     say(f"Copy {token} to each machine with its mode, then run there:")
     say(f"  fitserve cluster join {address}:{port} --address ADDRESS")
-    _supervise(
+    _run_supervisor(
         settings,
         {
             "name": name or _host_name(),
@@ -75,14 +75,14 @@ def join(
 ) -> None:
     """Run this machine in a cluster, until SIGTERM or Ctrl-C."""
     settings = _cluster_settings()
-    _supervise(
+    _run_supervisor(
         settings,
         {
             "name": name or _host_name(),
             "role": "node",
             "head": head,
             "address": address,
-            "token_file": _token(settings, token_file),
+            "token_file": _token_file(settings, token_file),
             "first_port": first_port,
             "lease_s": lease_s,
         },
@@ -164,7 +164,7 @@ def _machine_row(machine: MachineView) -> tuple[object, ...]:
     )
 
 
-def _supervise(settings: Settings, fields: dict[str, object]) -> None:
+def _run_supervisor(settings: Settings, fields: dict[str, object]) -> None:
     from gateway.hosts.cluster.commands import run_supervisor
     from gateway.logging import configure_logging
 
@@ -178,7 +178,7 @@ def _cluster_settings() -> Settings:
     return load_settings()
 
 
-def _token(settings: Settings, file: Path | None) -> Path:
+def _token_file(settings: Settings, file: Path | None) -> Path:
     return (file or settings.data / "cluster" / "token").expanduser().absolute()
 
 

@@ -63,13 +63,13 @@ def _command_nodes(command: Any, path: tuple[str, ...]) -> Iterator[CommandNode]
     yield CommandNode(
         path,
         {name: subcommand.get_short_help_str(80) for name, subcommand in subcommands.items()},
-        tuple(_options(command)),
+        tuple(_command_options(command)),
     )
     for name, subcommand in subcommands.items():
         yield from _command_nodes(subcommand, (*path, name))
 
 
-def _options(command: Any) -> Iterator[Option]:
+def _command_options(command: Any) -> Iterator[Option]:
     for parameter in command.params:
         if parameter.param_type_name == "option" and not parameter.hidden:
             text = (parameter.help or "").partition("; ")[0].rstrip(".")

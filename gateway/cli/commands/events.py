@@ -40,7 +40,7 @@ def events(
         for event in call("GET", f"/admin/events?{urlencode({**query, 'follow': 'false'})}")[
             "data"
         ]:
-            _print(event, as_json)
+            _print_event(event, as_json)
         return
     try:
         _follow(query, as_json)
@@ -63,7 +63,7 @@ def _follow(query: dict[str, Any], as_json: bool) -> None:
                     number = event["newest"]
                 else:
                     number = event["id"]
-                    _print(event, as_json)
+                    _print_event(event, as_json)
         except NotReady:
             if number is None:
                 raise
@@ -86,7 +86,7 @@ def _events(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
                 yield {**json.loads(fields[b"data"]), **name}
 
 
-def _print(event: dict[str, Any], as_json: bool) -> None:
+def _print_event(event: dict[str, Any], as_json: bool) -> None:
     if as_json:
         say(json.dumps(event))
         return

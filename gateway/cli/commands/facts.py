@@ -26,7 +26,7 @@ app = typer.Typer(
 @app.command("ls")
 def ls(as_json: Json = False) -> None:
     """List the facts. Facts that ship with fitserve come first and have no number."""
-    rows = _rows()
+    rows = _fact_rows()
     if as_json:
         say(json.dumps({"data": rows}, indent=2))
         return
@@ -47,7 +47,7 @@ def ls(as_json: Json = False) -> None:
 @app.command("show")
 def show(number: FactNumber, as_json: Json = False) -> None:
     """Show a fact: its value, its scope, and the line that proves it."""
-    row = next((row for row in _rows() if row["id"] == number), None)
+    row = next((row for row in _fact_rows() if row["id"] == number), None)
     if row is None:
         raise NotFound(f"There is no fact {number}.", hint="`fitserve facts ls` lists them.")
     if as_json:
@@ -81,7 +81,7 @@ def export(
 ) -> None:
     """Write this machine's facts as JSON. Another machine reads them with `facts import`."""
     text = json.dumps(
-        {"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2
+        {"facts": [row["fact"] for row in _fact_rows() if row["id"] is not None]}, indent=2
     )
     if file is None:
         say(text)
@@ -109,7 +109,7 @@ def import_(
     say(json.dumps(answer, indent=2) if as_json else f"{plural(answer['added'], 'fact')} added")
 
 
-def _rows() -> list[dict[str, Any]]:
+def _fact_rows() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = call("GET", "/admin/facts")["data"]
     return rows
 

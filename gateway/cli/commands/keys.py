@@ -118,7 +118,12 @@ def ls(as_json: Json = False) -> None:
         say(json.dumps(listing, indent=2))
         return
     rows = [
-        (key["name"], ", ".join(key["scopes"]), ", ".join(key["models"] or ("all",)), _limits(key))
+        (
+            key["name"],
+            ", ".join(key["scopes"]),
+            ", ".join(key["models"] or ("all",)),
+            _limits_text(key),
+        )
         for key in listing["data"]
     ]
     print_table(
@@ -145,7 +150,7 @@ def rm(
         raise typer.Exit(1)
 
 
-def _limits(key: dict[str, Any]) -> str:
+def _limits_text(key: dict[str, Any]) -> str:
     units = (
         ("requests_per_minute", "requests/min"),
         ("tokens_per_minute", "tokens/min"),

@@ -30,7 +30,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
     """List the models with engine, context, GPUs and memory. UP and LAST USE are the times since
     the start and the last request. Prepared processes fork the next engines."""
     if requests:
-        _requests(as_json)
+        _show_requests(as_json)
         return
     listing = call("GET", "/admin/models")
     if as_json:
@@ -77,7 +77,7 @@ def list_models(as_json: Json = False) -> None:
     """List the models with source, commit and disk usage."""
     listing = call("GET", "/admin/models")["data"]
     on_disk = {row["name"]: row for row in call("GET", "/admin/disk/models")["data"]}
-    rows = [_entry(view, on_disk.get(view["name"], {"revisions": []})) for view in listing]
+    rows = [_model_entry(view, on_disk.get(view["name"], {"revisions": []})) for view in listing]
     if as_json:
         say(json.dumps({"data": rows}, indent=2))
         return
@@ -100,7 +100,7 @@ def list_models(as_json: Json = False) -> None:
     )
 
 
-def _requests(as_json: bool) -> None:
+def _show_requests(as_json: bool) -> None:
     listing = call("GET", "/admin/requests")
     if as_json:
         say(json.dumps(listing, indent=2))
@@ -129,7 +129,7 @@ def _requests(as_json: bool) -> None:
         say(f"{listing['more']:,} more requests are running.")
 
 
-def _entry(view: Any, on_disk: Any) -> dict[str, Any]:
+def _model_entry(view: Any, on_disk: Any) -> dict[str, Any]:
     wish, revisions = view["wish"], on_disk["revisions"]
     folder_bytes = on_disk.get("folder_bytes") or 0
     return {
@@ -168,7 +168,7 @@ def _model_row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object
         duration_text(now_s - ready_at) if ready_at else "-",
         _age_text(view["used_at"], now_s),
         _stay_text(view, ready_at, now_s),
-        _detail(view),
+        _state_detail(view),
     )
 
 
@@ -204,7 +204,7 @@ def _numbers(views: list[Any]) -> dict[str, int]:
     return {gpu["uuid"]: gpu["index"] for gpu in call("GET", "/admin/hardware")["gpus"]}
 
 
-def _detail(view: Any) -> str:
+def _state_detail(view: Any) -> str:
     change_text = ""
     if change := view["change"]:
         is_refused = change["state"] == "refused"

@@ -98,12 +98,12 @@ def rm(
 
     if weights:
         answer = call("DELETE", model_path(name, "?weights=true"), timeout_s=None)
-        _print(answer, removal_text(answer), as_json=as_json)
+        _print_value(answer, removal_text(answer), as_json=as_json)
         return
     answer = call("DELETE", model_path(name))
     while wait and any(model["name"] == name for model in call("GET", "/admin/models")["data"]):
         time.sleep(0.2)
-    _print(answer, f"{name}: {'removed' if wait else 'stopping'}", as_json=as_json)
+    _print_value(answer, f"{name}: {'removed' if wait else 'stopping'}", as_json=as_json)
 
 
 class WaitReports:
@@ -158,10 +158,10 @@ def wait_until_ready(name: str, limit_s: float, *, is_quiet: bool) -> Any:
 
 def print_view(view: Any, *, as_json: bool) -> None:
     """Print the state of a model, or its whole view as JSON."""
-    _print(view, f"{view['name']}: {status_text(view)}", as_json=as_json)
+    _print_value(view, f"{view['name']}: {status_text(view)}", as_json=as_json)
 
 
-def _print(value: Any, text: str, *, as_json: bool) -> None:
+def _print_value(value: Any, text: str, *, as_json: bool) -> None:
     if as_json:
         say(json.dumps(value, indent=2))
     else:

@@ -387,7 +387,7 @@ def hub(answer: HubAnswer) -> list[MachineCheck]:
             ),
             MachineCheck("clock", "unknown", "no time source was reached"),
         ]
-    return [_hub_check(answer), *_token(answer), _clock(answer.skew_s)]
+    return [_hub_check(answer), *_check_token(answer), _check_clock(answer.skew_s)]
 
 
 def _hub_check(answer: HubAnswer) -> MachineCheck:
@@ -402,7 +402,7 @@ def _hub_check(answer: HubAnswer) -> MachineCheck:
     )
 
 
-def _token(answer: HubAnswer) -> list[MachineCheck]:
+def _check_token(answer: HubAnswer) -> list[MachineCheck]:
     if not answer.was_asked_with_token:
         return [
             MachineCheck(
@@ -435,7 +435,7 @@ def _token(answer: HubAnswer) -> list[MachineCheck]:
     ]
 
 
-def _clock(skew_s: float | None) -> MachineCheck:
+def _check_clock(skew_s: float | None) -> MachineCheck:
     if skew_s is None:
         return MachineCheck("clock", "unknown", "the Hub sent no time")
     if abs(skew_s) <= _SKEW_S:

@@ -56,13 +56,13 @@ def examine(
     toolchains = (
         []
         if in_containers or not hardware.gpus
-        else [_toolchain(settings, engine) for engine in installed_engines]
+        else [_read_toolchain(settings, engine) for engine in installed_engines]
     )
     machine_checks: Sequence[MachineCheck | None] = [
-        _data(settings),
-        _port(settings),
+        _check_data(settings),
+        _check_port(settings),
         checks.wsl(readings.kernel_version()),
-        _gpus(hardware),
+        _check_gpus(hardware),
         *_speed(settings, hardware),
         checks.driver(hardware, startable),
         checks.shared_memory(hardware, readings.host_memory()),
@@ -72,12 +72,12 @@ def examine(
         checks.display(cards),
         checks.container_gpus(readings.containers(), hardware) if docker else None,
         *_cgroups(hardware, has_docker=docker),
-        _engines(settings, engines, installed_engines, has_docker=docker),
+        _check_engines(settings, engines, installed_engines, has_docker=docker),
         _cluster(settings),
         *checks.toolchains(toolchains),
         _prepared_engines_check(settings) if not in_containers else None,
-        _memory(hardware),
-        _shm(hardware, has_docker=in_containers),
+        _check_memory(hardware),
+        _check_shared_memory(hardware, has_docker=in_containers),
         checks.open_files(*limits["open files"]),
         checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
         *checks.disk(_free(settings)),
@@ -85,13 +85,13 @@ def examine(
     ]
     all_checks = [check for check in machine_checks if check is not None]
     return (
-        apply_fixes(all_checks, settings.data, settings.models, lambda: _data(settings))
+        apply_fixes(all_checks, settings.data, settings.models, lambda: _check_data(settings))
         if applies_fixes
         else all_checks
     )
 
 
-def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
+def _read_toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
     return readings.toolchain(engine.ref, engine_dir(settings.data, engine), settings.engine_env)
 
 
@@ -113,7 +113,7 @@ def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:
     return {use: (str(folder), readings.free_bytes(folder)) for use, folder in folders.items()}
 
 
-def _data(settings: Settings) -> MachineCheck:
+def _check_data(settings: Settings) -> MachineCheck:
     folder = settings.data
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if os.access(existing, os.W_OK | os.X_OK) and existing.is_dir():
@@ -133,7 +133,7 @@ def _data(settings: Settings) -> MachineCheck:
     )
 
 
-def _port(settings: Settings) -> MachineCheck:
+def _check_port(settings: Settings) -> MachineCheck:
     address, problem = f"{settings.host}:{settings.port}", port_problem(settings)
     if not problem:
         return MachineCheck("port", "ok", f"{address} is free")
@@ -160,7 +160,7 @@ def _is_gateway(settings: Settings) -> bool:
         connection.close()
 
 
-def _gpus(hardware: Hardware) -> MachineCheck:
+def _check_gpus(hardware: Hardware) -> MachineCheck:
     if not hardware.gpus:
         reason = hardware.notes[0] if hardware.notes else "none found"
         return MachineCheck(
@@ -239,11 +239,11 @@ def _cgroups(
     ]
 
 
-def _engines(
+def _check_engines(
     settings: Settings, engines: list[Engine], installed_engines: list[Engine], *, has_docker: bool
 ) -> MachineCheck:
     if settings.host_kind == "agent":
-        return _agent(settings)
+        return _check_agent(settings)
     if has_docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
     if installed_engines:
@@ -260,7 +260,7 @@ def _engines(
     )
 
 
-def _agent(settings: Settings) -> MachineCheck:
+def _check_agent(settings: Settings) -> MachineCheck:
     try:
         engines = asyncio.run(AgentHost(settings.agent).list())
     except HostError as error:
@@ -299,7 +299,7 @@ def _cluster(settings: Settings) -> MachineCheck | None:
     return MachineCheck("cluster", "ok", answers)
 
 
-def _memory(hardware: Hardware) -> MachineCheck:
+def _check_memory(hardware: Hardware) -> MachineCheck:
     finding = (
         f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_total_bytes / GIB:.1f} GiB"
         " available"
@@ -313,7 +313,7 @@ def _memory(hardware: Hardware) -> MachineCheck:
     )
 
 
-def _shm(hardware: Hardware, *, has_docker: bool) -> MachineCheck:
+def _check_shared_memory(hardware: Hardware, *, has_docker: bool) -> MachineCheck:
     if has_docker or hardware.shm_bytes is None:
         return MachineCheck("shared memory", "ok", "each container gets its own")
     finding = f"{hardware.shm_bytes / GIB:.1f} GiB"

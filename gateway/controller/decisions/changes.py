@@ -292,7 +292,7 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
             f"tokens/s, {plan.speed.concurrency} requests",
             f"{plan.speed.total.value:.0f} ({plan.speed.grade})",
         )
-    yield from _flags(plan.argv)
+    yield from _flag_pairs(plan.argv)
     for name in sorted(plan.env):
         # Its value may be a secret.
         yield f"variable {name}", "set"
@@ -321,7 +321,7 @@ _CHOICES = [
 ]
 
 
-def _flags(argv: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _flag_pairs(argv: Iterable[str]) -> Iterator[tuple[str, str]]:
     for word in argv:
         name, _, value = word.partition("=")
         yield name, value or "on"

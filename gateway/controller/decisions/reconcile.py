@@ -366,9 +366,9 @@ def _quarantine(streak: Sequence[Attempt], max_attempts: int) -> Rest | None:
             if len(streak) == 1
             else f"{len(streak)} starts failed in a row, the last"
         )
-        return Rest("quarantined", f"{failure_words} with {_cause(last_failure)}")
+        return Rest("quarantined", f"{failure_words} with {_failure_cause(last_failure)}")
     if last_failure is not None and last_failure.cure == "user":
-        reason = f"no other plan avoids {_cause(last_failure)} {last_failure.advice}"
+        reason = f"no other plan avoids {_failure_cause(last_failure)} {last_failure.advice}"
         return Rest("quarantined", reason.rstrip())
     return None
 
@@ -388,7 +388,7 @@ def _back_off(
     # `ended_at` is wall time: a clock that was set back must not stretch the wait.
     retry_at = (streak[-1].ended_at or now) + wait_s
     if now < retry_at <= now + wait_s:
-        return Rest("backing_off", f"after {_cause(failure)}", retry_at)
+        return Rest("backing_off", f"after {_failure_cause(failure)}", retry_at)
     return None
 
 
@@ -400,7 +400,7 @@ def _plan_refusal(replica: ReplicaSnapshot, reason: str) -> Rest:
     return Rest("stopped" if on_request else "no_plan", reason)
 
 
-def _cause(failure: Failure | None) -> str:
+def _failure_cause(failure: Failure | None) -> str:
     return f"{failure.kind}: {failure.message}" if failure is not None else "unknown"
 
 

@@ -165,10 +165,10 @@ def _wish_events(
         former_model = ReportedModel(wish)
     change, old_change = new_model.change, former_model.change
     if change is not None and (old_change is None or old_change.generation != change.generation):
-        differences = _differences(diff_wishes(wish, change.wish))
+        differences = _difference_rows(diff_wishes(wish, change.wish))
         yield event(
             "model.changing",
-            f"{name} is being changed: {_describe(differences)}.",
+            f"{name} is being changed: {_differences_text(differences)}.",
             differences=differences,
         )
     if (
@@ -186,11 +186,11 @@ def _wish_events(
             reason=change.refused,
         )
     if former_model.wish != wish and (
-        differences := _differences(diff_wishes(former_model.wish, wish))
+        differences := _difference_rows(diff_wishes(former_model.wish, wish))
     ):
         yield event(
             "model.changed",
-            f"{name} is changed: {_describe(differences)}.",
+            f"{name} is changed: {_differences_text(differences)}.",
             differences=differences,
         )
     if new_model.is_deleting and not former_model.is_deleting:
@@ -377,7 +377,7 @@ def _plan_event(
         "gpus": list(plan.gpus),
         "fingerprint": attempt.fingerprint,
         "grade": plan.grade,
-        "why": _choices(plan),
+        "why": _plan_choices(plan),
         "memory_bytes": plan.memory.budget_bytes,
         "kv_tokens": plan.memory.kv_tokens,
         "warnings": list(plan.warnings),
@@ -385,13 +385,13 @@ def _plan_event(
     device_words = plural(len(plan.gpus), "GPU") if plan.gpus else "the CPU"
     cause = f"{plan.engine} on {device_words}, context {plan.max_model_len.value}"
     if earlier_attempt is not None and earlier_attempt.failure is not None:
-        differences = _differences(diff_plans(earlier_attempt.plan, plan))
+        differences = _difference_rows(diff_plans(earlier_attempt.plan, plan))
         data |= {
             "after": earlier_attempt.failure.kind,
             "attempt_before": earlier_attempt.id,
             "differences": differences,
         }
-        changes = _describe(differences) or "the same plan again"
+        changes = _differences_text(differences) or "the same plan again"
         return (
             "plan.fallback",
             f"{name} is tried again after {earlier_attempt.failure.kind}: {changes}.",
@@ -414,7 +414,7 @@ def _plan_event(
     return "plan.chosen", f"{name} is planned: {cause}.", data
 
 
-def _choices(plan: Plan) -> dict[str, Any]:
+def _plan_choices(plan: Plan) -> dict[str, Any]:
     return {
         name: {"value": choice.value, "reason": choice.reason, "source": choice.source}
         for name, choice in plan
@@ -437,7 +437,7 @@ def _phase_events(
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     """The event about a start that goes on. Figures that change every second are left out."""
     live = new_replica.live
-    old_phase, new_phase = _head(former_replica.phase), _head(new_replica.phase)
+    old_phase, new_phase = _phase_head(former_replica.phase), _phase_head(new_replica.phase)
     if old_phase == new_phase or live is None or live.state == "ready":
         return
     if old_phase.startswith(_WEIGHTS) and not new_phase.startswith(_WEIGHTS):
@@ -468,7 +468,7 @@ def _phase_events(
         )
 
 
-def _head(phase: str) -> str:
+def _phase_head(phase: str) -> str:
     return phase.partition(": ")[0]
 
 
@@ -510,11 +510,11 @@ def _earlier_replica(
     return next(matches, ReportedReplica(replica.index))
 
 
-def _differences(changes: Iterable[Any]) -> list[dict[str, Any]]:
+def _difference_rows(changes: Iterable[Any]) -> list[dict[str, Any]]:
     return [{"what": change.what, "old": change.old, "new": change.new} for change in changes]
 
 
-def _describe(differences: Iterable[Mapping[str, Any]]) -> str:
+def _differences_text(differences: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(
         f"{difference['what']} {difference['old'] or 'unset'} -> {difference['new'] or 'unset'}"
         for difference in differences

@@ -79,7 +79,7 @@ class EventLog:
             ).newest
         except StoreError as error:
             log.warning("earlier events could not be read", error=str(error))
-        self._writing = asyncio.create_task(self._write())
+        self._writing = asyncio.create_task(self._write_batches())
 
     def tell(self, events: Iterable[Event]) -> None:
         """Record events soon.
@@ -127,7 +127,7 @@ class EventLog:
         if number > bounds.newest or number + 1 < bounds.oldest:
             return EventBatch((), bounds.newest, has_gap=True)
         events = await asyncio.to_thread(
-            lambda: _records(self._table.events_after(number, _PAGE_EVENTS, model))
+            lambda: _recorded_events(self._table.events_after(number, _PAGE_EVENTS, model))
         )
         last = events[-1].number if events else 0
         # Events may have come since the bounds were read.
@@ -159,7 +159,7 @@ class EventLog:
             )
         )
 
-    async def _write(self) -> None:
+    async def _write_batches(self) -> None:
         while True:
             await self._arrival.wait()
             self._arrival.clear()
@@ -187,14 +187,14 @@ class EventLog:
             return False
         else:
             self._is_failing = False
-            self._keep(added)
+            self._keep_recent(added)
         finally:
             self._is_recording = False
             if added or self._is_failing or self._is_ending:
                 self._wake()
         return True
 
-    def _keep(self, added: list[RecordedEvent]) -> None:
+    def _keep_recent(self, added: list[RecordedEvent]) -> None:
         if added:
             if self._recent and added[0].number != self._recent[-1].number + 1:
                 # Another process has written events: a gateway that took over, or that was
@@ -213,14 +213,16 @@ class EventLog:
                 log.exception("an event could not be made")
                 batches[position] = ()
         events_to_add = [event for events in batches for event in events]
-        return _records(self._table.add(events_to_add, time.time())) if events_to_add else []
+        return (
+            _recorded_events(self._table.add(events_to_add, time.time())) if events_to_add else []
+        )
 
     def _wake(self) -> None:
         self._record_event.set()
         self._record_event = asyncio.Event()
 
 
-def _records(events: Iterable[Event]) -> list[RecordedEvent]:
+def _recorded_events(events: Iterable[Event]) -> list[RecordedEvent]:
     return [
         RecordedEvent(event.id, event.at, event.kind, event.model, event.model_dump_json().encode())
         for event in events

@@ -95,7 +95,7 @@ class Observer:
                         attempt.id, milestone_of_attempt(attempt, is_watched=True)
                     )
             if models.get(name) == "model.added" or model.created_at < oldest_at:
-                self._now[name] = _report(model)
+                self._now[name] = _reported_model(model)
         now = time.time()
         removed_names = [
             name
@@ -161,7 +161,7 @@ class Observer:
                 if fingerprint != self._reported_fingerprints.get(name):
                     self._reported_fingerprints[name] = fingerprint
                     former_model = self._now.get(name)
-                    self._now[name] = _report(model)
+                    self._now[name] = _reported_model(model)
                     self._events.tell(
                         events_of_model(former_model, self._now[name], self._milestones, now)
                     )
@@ -308,11 +308,13 @@ _MODEL_VALUES = attrgetter(
 _REPLICA_VALUES = attrgetter("attempt", "status", "progress", "planning.awaited_offers", "eviction")
 
 
-def _report(model: ManagedModel) -> ReportedModel:
+def _reported_model(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
-    replicas = [_replica(replica, pause_reason=model.pause_reason) for replica in model.replicas]
+    replicas = [
+        _reported_replica(replica, pause_reason=model.pause_reason) for replica in model.replicas
+    ]
     if model.trial is not None:
-        replicas.append(_replica(model.trial, is_trial=True))
+        replicas.append(_reported_replica(model.trial, is_trial=True))
     return ReportedModel(
         wish=model.wish,
         state=state,
@@ -330,7 +332,7 @@ def _report(model: ManagedModel) -> ReportedModel:
     )
 
 
-def _replica(
+def _reported_replica(
     replica: ReplicaState, *, is_trial: bool = False, pause_reason: str = ""
 ) -> ReportedReplica:
     eviction_words = ("trials", pause_reason) if pause_reason else None

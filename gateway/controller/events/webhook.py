@@ -81,31 +81,31 @@ class Webhook:
             self._number = cursor if cursor is not None else self._events.at_start
             if cursor is None:
                 # Without this note, undelivered events would be skipped after the next start.
-                await self._note(self._number)
+                await self._note_delivery(self._number)
         batch = await self._events.events_after(self._number)
         if batch.has_gap:
             log.warning(
                 "events were removed before their delivery to a webhook", receiver=self._receiver
             )
         for event in batch.events:
-            if self._wants(event):
+            if self._wants_event(event):
                 if not await self._deliver(event):
                     return None
-                await self._note(event.number)
+                await self._note_delivery(event.number)
             self._number = event.number
         has_moved, self._number = batch.number != self._number, batch.number
         if batch.events or batch.has_gap or has_moved:
-            await self._note(batch.number)
+            await self._note_delivery(batch.number)
         elif not self._events.is_over(batch.number):
             await self._events.more(_LISTEN_S)
         else:
             return None
         return 0
 
-    def _wants(self, event: RecordedEvent) -> bool:
+    def _wants_event(self, event: RecordedEvent) -> bool:
         return any(fnmatchcase(event.kind, pattern) for pattern in self._patterns)
 
-    async def _note(self, number: int) -> None:
+    async def _note_delivery(self, number: int) -> None:
         # The event is sent again after a restart. The log has reported the full disk.
         with contextlib.suppress(StoreError):
             await asyncio.to_thread(self._table.note_cursor, self._reader, number)

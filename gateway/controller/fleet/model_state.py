@@ -36,7 +36,7 @@ _CHANGE_WAIT_S = 1800.0
 
 def status(model: ManagedModel) -> tuple[str, str]:
     """The state of a model in a word, and why. A model is ready as soon as one replica is."""
-    state, detail = _status(model)
+    state, detail = _model_status(model)
     return state, (
         "; ".join([*([detail.rstrip(".")] if detail else []), *problems])
         if (problems := [*model.problems])
@@ -44,7 +44,7 @@ def status(model: ManagedModel) -> tuple[str, str]:
     )
 
 
-def _status(model: ManagedModel) -> tuple[str, str]:
+def _model_status(model: ManagedModel) -> tuple[str, str]:
     if model.is_deleting:
         return "stopping", "it is being removed"
     if model.wish.endpoints:

@@ -46,7 +46,7 @@ class Preparation:
         self._report: Report = _ignore
         self._progress = ""
         self._tasks = tasks
-        self._files = self._begin(self._fetch_files(bring))
+        self._files = self._begin_work(self._fetch_files(bring))
         self._files.add_done_callback(_note_failure)
         self._reading: asyncio.Task[object] | None = None
 
@@ -74,20 +74,20 @@ class Preparation:
     async def _fetch_files(
         self, bring: Callable[[Plan, Report], Awaitable[LaunchFiles]]
     ) -> LaunchFiles:
-        files = await bring(self._plan, self._note)
-        self._reading = self._begin(self._read(files))
+        files = await bring(self._plan, self._note_progress)
+        self._reading = self._begin_work(self._read_files(files))
         return files
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _begin_work(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _read(self, files: LaunchFiles) -> object:
+    async def _read_files(self, files: LaunchFiles) -> object:
         return await self._read_ahead(self._plan, files)
 
-    def _note(self, progress: str) -> None:
+    def _note_progress(self, progress: str) -> None:
         self._progress = progress
         self._report(progress)
 

@@ -42,8 +42,8 @@ class ChangeSteps:
         ):
             return False
         is_new = model.wanted_generation != model.generation
-        replicas = [self._replica(model, replica) for replica in model.replicas]
-        step = next_step(model.wanted_generation, is_new, replicas, _trial(model))
+        replicas = [self._replica_status(model, replica) for replica in model.replicas]
+        step = next_step(model.wanted_generation, is_new, replicas, _trial_status(model))
         if step is None:
             return False
         name = type(step).__name__
@@ -95,7 +95,7 @@ class ChangeSteps:
         for replica in model.replicas[count:]:
             if replica.succession.unrouted_at is None:
                 replica.succession.unrouted_at = time.monotonic()
-            elif not self._replica(model, replica).answers:
+            elif not self._replica_status(model, replica).answers:
                 await self._drop(model, replica)
 
     async def _replace(self, replica: ReplicaState, generation: int) -> bool:
@@ -132,7 +132,7 @@ class ChangeSteps:
         await replica.unwatch()
         model.replicas.remove(replica)
 
-    def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:
+    def _replica_status(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:
         attempt = replica.attempt
         is_serving = attempt is not None and attempt.serves
         is_unrouted = replica.succession.unrouted_at is not None
@@ -166,7 +166,7 @@ def _failure_reason(model: ManagedModel, replica: ReplicaState) -> str:
     return replica.planning.blocked_reason or ""
 
 
-def _trial(model: ManagedModel) -> TrialStatus | None:
+def _trial_status(model: ManagedModel) -> TrialStatus | None:
     trial = model.trial
     if trial is None:
         return None

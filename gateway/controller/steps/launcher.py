@@ -81,14 +81,14 @@ class Launcher:
 
         Weights come first: a start pulls its image at the same time, for the check of its plan.
         """
-        weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
+        weights = await self._bring_weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = (
-            await self._weights(plan.drafter, report, allow_remote_code=False)
+            await self._bring_weights(plan.drafter, report, allow_remote_code=False)
             if plan.drafter
             else None
         )
         adapters = {
-            adapter.name: await self._weights(adapter, report, allow_remote_code=False)
+            adapter.name: await self._bring_weights(adapter, report, allow_remote_code=False)
             for adapter in plan.adapters
         }
         await self.host.prepare(plan.engine, report)
@@ -137,7 +137,7 @@ class Launcher:
         try:
             engine = await asyncio.to_thread(self.profile_of, attempt.plan.engine)
             files = _launch_files(attempt.plan, lambda source, _: Path(source))
-            spec = self._spec(
+            spec = self._launch_spec(
                 engine=engine,
                 attempt=attempt,
                 files=files,
@@ -172,7 +172,7 @@ class Launcher:
         cache_bytes = await turn(CACHE_BYTES in engine.flags and not is_fixed)
         report("starting the engine")
         spec = await asyncio.to_thread(
-            self._spec,
+            self._launch_spec,
             engine,
             attempt,
             files,
@@ -233,7 +233,7 @@ class Launcher:
         files = _launch_files(plan, commit_folder)
         exported = attempt.evolve(port=port, plan=drop_skips(drop_dev_endpoints(plan)))
         site: _Site = "container" if is_in_container else "process"
-        return self._spec(
+        return self._launch_spec(
             engine=engine,
             attempt=exported,
             files=files,
@@ -249,7 +249,7 @@ class Launcher:
             return "container"
         return "process" if self.host.machines is None else "cluster"
 
-    async def _weights(
+    async def _bring_weights(
         self, model: ModelRef | AdapterRef, report: Report, *, allow_remote_code: bool
     ) -> Path:
         if model.revision is None:
@@ -286,7 +286,7 @@ class Launcher:
         ]
         if commits:
             engine = await asyncio.to_thread(self.profile_of, plan.engine)
-            spec = self._spec(
+            spec = self._launch_spec(
                 engine=engine,
                 attempt=attempt,
                 files=files,
@@ -297,7 +297,7 @@ class Launcher:
             )
             await machines.bring_weights(spec, commits, report)
 
-    def _spec(
+    def _launch_spec(
         self,
         engine: Engine,
         attempt: Attempt,

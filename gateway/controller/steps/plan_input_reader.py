@@ -49,8 +49,8 @@ class PlanInputReader:
     async def read(self, models: Sequence[ManagedModel]) -> dict[str, PlanInputs]:
         """The present inputs of each model, by name."""
         machine, free_memory = machine_and_memory(await self._hardware())
-        sources = {model.wish.name: _sources(model) for model in models}
-        knowledge, files = await asyncio.to_thread(self._read, sources)
+        sources = {model.wish.name: _model_sources(model) for model in models}
+        knowledge, files = await asyncio.to_thread(self._read_knowledge, sources)
         if knowledge != self._knowledge:
             self._knowledge = knowledge
         return {
@@ -58,9 +58,11 @@ class PlanInputReader:
             for name, digest in files.items()
         }
 
-    def _read(self, sources: dict[str, Sequence[str]]) -> tuple[Knowledge, dict[str, int]]:
+    def _read_knowledge(
+        self, sources: dict[str, Sequence[str]]
+    ) -> tuple[Knowledge, dict[str, int]]:
         """The knowledge, and a digest of the files of each model. Runs in a thread."""
-        facts = [(_kind(text), text) for text in self._facts()]
+        facts = [(_fact_kind(text), text) for text in self._facts()]
         helpful = [
             text for kind, text in facts if kind not in (*_REFUSAL_KINDS, *_IRRELEVANT_KINDS)
         ]
@@ -88,7 +90,7 @@ class PlanInputReader:
 
 
 @functools.lru_cache(4096)
-def _kind(fact: str) -> str:
+def _fact_kind(fact: str) -> str:
     """The kind of a fact in JSON; "" if it has none."""
     try:
         return str(json.loads(fact)["kind"])
@@ -96,7 +98,7 @@ def _kind(fact: str) -> str:
         return ""
 
 
-def _sources(model: ManagedModel) -> Sequence[str]:
+def _model_sources(model: ManagedModel) -> Sequence[str]:
     return tuple(name for name in (model.wish.source, *model.wish.loras.values()) if name)
 
 

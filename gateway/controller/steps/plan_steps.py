@@ -58,7 +58,7 @@ class PlanSteps:
             async with self._replica_planner.turns.turn(partial(_urgency, model, replica)):
                 # Changes during the wait are part of this plan.
                 replica.planning.is_outdated = False
-                basis = await self._basis(model, context)
+                basis = await self._plan_basis(model, context)
                 if self._rests(model, replica, basis):
                     return
                 replica.planning.failed_planning = None
@@ -81,7 +81,7 @@ class PlanSteps:
             replica.planning.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         finally:
-            self._note(model, replica, basis, context)
+            self._note_failed_planning(model, replica, basis, context)
             if (
                 replica.planning.is_outdated
                 and replica.attempt is None
@@ -89,7 +89,7 @@ class PlanSteps:
             ):
                 replica.planning.blocked_reason, replica.planning.looks_again = None, True
 
-    async def _basis(self, model: ManagedModel, context: CurrentContext) -> PlanBasis:
+    async def _plan_basis(self, model: ManagedModel, context: CurrentContext) -> PlanBasis:
         inputs = await self._reader.read([model])
         return PlanBasis(inputs[model.wish.name], context_state(context()), _answers(model))
 
@@ -109,7 +109,7 @@ class PlanSteps:
         return True
 
     @staticmethod
-    def _note(
+    def _note_failed_planning(
         model: ManagedModel,
         replica: ReplicaState,
         basis: PlanBasis | None,
@@ -145,7 +145,7 @@ class PlanSteps:
                 )
             return True
         if result.plan is not None:
-            await self._record(model, replica, result.plan, result.template)
+            await self._record_plan(model, replica, result.plan, result.template)
         return result.plan is not None
 
     async def _ask(
@@ -155,7 +155,7 @@ class PlanSteps:
         replica.progress = f"checking: {engine} is asked about what its rules refuse"
         async with self._replica_planner.plan_after_inquiry(model, context, engine, None) as result:
             if result.plan is not None:
-                await self._record(model, replica, result.plan, result.template)
+                await self._record_plan(model, replica, result.plan, result.template)
             else:
                 await self._rest(model, replica, result, context)
 
@@ -206,7 +206,7 @@ class PlanSteps:
             return  # The start fetches the engine first, and then asks it.
         await self._replica_planner.ask_early(model, context, plan)
 
-    async def _record(
+    async def _record_plan(
         self, model: ManagedModel, replica: ReplicaState, plan: Plan, template: str
     ) -> None:
         if template:

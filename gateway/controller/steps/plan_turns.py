@@ -50,14 +50,14 @@ class PlanTurns:
     ) -> AsyncGenerator[None]:
         """Hold the only turn in this context."""
         if self._is_taken:
-            await self._wait(_Waiter(next(self._arrivals), urgency))
+            await self._wait_for_turn(_Waiter(next(self._arrivals), urgency))
         self._is_taken = True
         try:
             yield
         finally:
             self._pass_on()
 
-    async def _wait(self, waiter: _Waiter) -> None:
+    async def _wait_for_turn(self, waiter: _Waiter) -> None:
         self._waiters.append(waiter)
         try:
             await waiter.beginning

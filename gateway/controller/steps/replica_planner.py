@@ -50,7 +50,9 @@ class ReplicaPlanner:
         `leave` is not shown to users. Raises BadModel and its kin.
         """
         now = context()
-        result = await self._planner.plan(_request(model, now, _request_sharing(now, neighbours)))
+        result = await self._planner.plan(
+            _plan_request(model, now, _request_sharing(now, neighbours))
+        )
         if model.decision is None or not (now.is_copy or neighbours == "leave"):
             model.decision = result.decision
         await self._keep_commits(model, result.commits)
@@ -98,7 +100,7 @@ class ReplicaPlanner:
         plan: Plan | None,
     ) -> PlanResult:
         """The plan after an inquiry, whose outcome the model remembers."""
-        request = _request(model, context, _request_sharing(context, neighbours))
+        request = _plan_request(model, context, _request_sharing(context, neighbours))
         try:
             result = await self._planner.check(request, model.failed_inquiries, self._asking_s)
         except FitserveError as error:
@@ -137,7 +139,7 @@ class ReplicaPlanner:
             "data_parallel": plan.data_parallel.value,
             "replicas": 1,
         }
-        request = _request(
+        request = _plan_request(
             model, context, context.sharing._replace(cap=cap, offers=(), former_gpus=plan.gpus)
         )
         result = await self._planner.plan(
@@ -154,7 +156,7 @@ class ReplicaPlanner:
         return fixed_plan.evolve(question=None, cap=actual_cap)
 
 
-def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) -> PlanRequest:
+def _plan_request(model: ManagedModel, context: PlanningContext, sharing: Sharing) -> PlanRequest:
     return PlanRequest(
         context.wish,
         promised_bytes=context.promised_bytes,

@@ -119,7 +119,7 @@ class ReplicaSteps:
     ) -> bool:
         """Perform the next action. Returns whether to look for another action at once."""
         if replica.task is not None and replica.task.done():
-            self._finish(replica, replica.task)
+            self._finish_effect(replica, replica.task)
             # The list of instances is older than the effect, so the next step needs a new one.
             self._wake()
             return False
@@ -355,7 +355,7 @@ class ReplicaSteps:
         await effect
         self._failpoint.reach(name, "after")
 
-    def _finish(self, replica: ReplicaState, task: asyncio.Task[None]) -> None:
+    def _finish_effect(self, replica: ReplicaState, task: asyncio.Task[None]) -> None:
         replica.task, replica.is_stopping, replica.progress = None, False, ""
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -69,9 +69,11 @@ class SleepSteps:
             replica.spent_attempt = attempt.id
             return
         async with self._measurement:
-            await self._sleep(replica, attempt, watcher)
+            await self._put_to_sleep(replica, attempt, watcher)
 
-    async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher) -> None:
+    async def _put_to_sleep(
+        self, replica: ReplicaState, attempt: Attempt, watcher: Watcher
+    ) -> None:
         start_s, used_bytes = time.monotonic(), await self._read_used_bytes(attempt)
         sleepy_attempt = attempt.evolve(asleep=Asleep(since=time.time()))
         await self._save_attempt(replica, sleepy_attempt)

@@ -159,7 +159,7 @@ class StartGate:
             self._waiting_starts[start.instance] = start
             if not self._was_seen_once:
                 await self._looked.wait()
-            while (obstacle := self._blocker(start)) is not None or not await self._is_stable(
+            while (obstacle := self._start_blocker(start)) is not None or not await self._is_stable(
                 attempt, start, report
             ):
                 if obstacle is not None:
@@ -264,7 +264,7 @@ class StartGate:
                 )
             )
         # Another start may have come meanwhile.
-        return self._blocker(start) is None
+        return self._start_blocker(start) is None
 
     async def foreign_change(self, attempt: Attempt) -> tuple[str, int | None]:
         """The foreign change of memory on its GPUs since its start; "" if none or unknown.
@@ -277,7 +277,7 @@ class StartGate:
         change_words = memory_change(former_readings, now)
         return change_words, None if change_words else bytes_taken(former_readings, now)
 
-    def _blocker(self, start: PendingStart) -> Blocked | None:
+    def _start_blocker(self, start: PendingStart) -> Blocked | None:
         return start_block(
             start,
             self._waiting_starts.values(),

@@ -20,14 +20,16 @@ async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan)
     questions = abilities.questions(plan)
     answers = await asyncio.gather(
         *(
-            _able(client, url, {**body, "model": name}, ability)
+            _tested_ability(client, url, {**body, "model": name}, ability)
             for ability, body in questions.items()
         )
     )
     return abilities.abilities_by_plan(plan).evolve(**dict(zip(questions, answers, strict=True)))
 
 
-async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:
+async def _tested_ability(
+    client: EngineClient, url: str, body: dict[str, Any], ability: str
+) -> Ability:
     try:
         answer = await client.post(
             f"{url}/v1/chat/completions", body, abilities.ABILITIES_TIMEOUT_S

@@ -201,13 +201,13 @@ class _HttpCall(asyncio.Protocol):
         # All bytes count: head, body, and framing.
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
-            self._refuse(f"answers with more than {self._max_bytes} bytes")
+            self._refuse_answer(f"answers with more than {self._max_bytes} bytes")
         if self.answer.done():
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._refuse("does not speak HTTP")
+            self._refuse_answer("does not speak HTTP")
 
     def eof_received(self) -> None:
         self._handle_close()
@@ -218,13 +218,13 @@ class _HttpCall(asyncio.Protocol):
     def _handle_close(self, error: Exception | None = None) -> None:
         if self._status and not self._is_sized and error is None:
             self.on_message_complete()
-        self._refuse(
+        self._refuse_answer(
             f"breaks off ({short_reason(error)})"
             if error
             else "closes the connection without an answer"
         )
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse_answer(self, reason: str) -> None:
         if not self.answer.done():
             self.answer.set_exception(NoAnswerError(reason))
 
@@ -245,7 +245,7 @@ class _HttpCall(asyncio.Protocol):
         if status >= 200:
             self._status = status
             if self._encoding not in (b"", b"identity"):
-                self._refuse("encodes its answer against the request")
+                self._refuse_answer("encodes its answer against the request")
 
     def on_body(self, data: bytes) -> None:
         self._body += data

@@ -114,19 +114,19 @@ async def _generates(
 
     async def ask(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
         body = completion_body(name, prompt, tokens)
-        return await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
+        return await _post_json(client, f"{url}/v1/completions", body, timeout_s, Completion)
 
     context = plan.max_model_len.value
     proofs = {"a short answer": _writes(ask, context)}
     long_length = min(plan.max_num_batched_tokens.value, context - 2)
     if long_length > 0:
-        proofs[f"a prompt of {long_length} tokens"] = _reads(
+        proofs[f"a prompt of {long_length} tokens"] = _measure_prompt(
             ask, token_ids(plan, long_length, 0), on_measured
         )
     burst_size, length = _burst(plan)
     if burst_size > 1:
         prompts = [token_ids(plan, length, first) for first in range(burst_size)]
-        proofs[f"{burst_size} requests at once"] = _batches(ask, prompts)
+        proofs[f"{burst_size} requests at once"] = _check_batches(ask, prompts)
     for adapter in plan.adapters:
         proofs[f"the adapter {adapter.name}"] = _adapts(
             client=client, url=url, name=name, plan=plan, adapter=adapter, timeout_s=timeout_s
@@ -179,13 +179,15 @@ async def _writes(ask: _Ask, context: int) -> None:
     )
 
 
-async def _reads(ask: _Ask, prompt: list[int], on_measured: Callable[[int, float], None]) -> None:
+async def _measure_prompt(
+    ask: _Ask, prompt: list[int], on_measured: Callable[[int, float], None]
+) -> None:
     start_s = time.monotonic()
     await ask(prompt, 2)
     on_measured(len(prompt), time.monotonic() - start_s)
 
 
-async def _batches(ask: _Ask, prompts: list[list[int]]) -> None:
+async def _check_batches(ask: _Ask, prompts: list[list[int]]) -> None:
     # To the engine one call with many prompts is as many requests.
     calls = [prompts[i : i + CALL_PROMPTS] for i in range(0, len(prompts), CALL_PROMPTS)]
     answers = await asyncio.gather(*(ask(call, BURST_TOKENS) for call in calls))
@@ -203,7 +205,7 @@ async def _adapts(
     """Check that the adapter answers. Raises _Refuted."""
     served_as = engine_kind(plan.engine.kind).adapter_name(name, adapter.name)
     body = completion_body(served_as, PROMPTS[0][:1], BURST_TOKENS)
-    answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
+    answer = await _post_json(client, f"{url}/v1/completions", body, timeout_s, Completion)
     if not answer.choices or not answer.choices[0].text:
         raise _Refuted("gibberish", f"The adapter {adapter.name} gives an empty answer.")
 
@@ -237,8 +239,10 @@ def degeneration_reason(answer: Completion) -> str | None:
     return None
 
 
-async def _embeds(client: EngineClient, url: str, name: str, _: Plan, timeout_s: float) -> None:
-    answer = await _post(
+async def _check_embeddings(
+    client: EngineClient, url: str, name: str, _: Plan, timeout_s: float
+) -> None:
+    answer = await _post_json(
         client,
         f"{url}/v1/embeddings",
         {"model": name, "input": list(PROMPTS)},
@@ -272,7 +276,7 @@ async def _classifies(
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
-    labels = await _read(_check_status(answer), LabelAnswer)
+    labels = await _read_answer(_check_status(answer), LabelAnswer)
     if len(labels.data) != len(PROMPTS):
         raise _Refuted("gibberish", "The engine does not give one answer for each input.")
 
@@ -299,12 +303,14 @@ async def _transcribes(
             proves="engine",
             culprit={"task": plan.model.task},
         )
-    await _read(_check_status(answer), TranscriptionAnswer)
+    await _read_answer(_check_status(answer), TranscriptionAnswer)
 
 
-async def _ranks(client: EngineClient, url: str, name: str, _: Plan, timeout_s: float) -> None:
+async def _check_ranking(
+    client: EngineClient, url: str, name: str, _: Plan, timeout_s: float
+) -> None:
     body = {"model": name, "query": PROMPTS[0], "documents": [PROMPTS[0], PROMPTS[1]]}
-    answer = await _post(client, f"{url}/v1/rerank", body, timeout_s, RankingAnswer)
+    answer = await _post_json(client, f"{url}/v1/rerank", body, timeout_s, RankingAnswer)
     scores = [result.relevance_score for result in answer.results]
     if len(scores) != len(PROMPTS) or not all(math.isfinite(score) for score in scores):
         raise _Refuted("gibberish", "The engine does not give one finite score for each document.")
@@ -312,7 +318,7 @@ async def _ranks(client: EngineClient, url: str, name: str, _: Plan, timeout_s: 
         raise _Refuted("gibberish", "Different documents get the same score.")
 
 
-async def _post(
+async def _post_json(
     client: EngineClient, url: str, body: dict[str, Any], timeout_s: float, kind: type[T]
 ) -> T:
     try:
@@ -321,7 +327,7 @@ async def _post(
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
-    return await _read(_check_status(answer), kind)
+    return await _read_answer(_check_status(answer), kind)
 
 
 def _check_status(answer: EngineResponse) -> EngineResponse:
@@ -336,14 +342,14 @@ def _check_status(answer: EngineResponse) -> EngineResponse:
 
 
 _OTHER_TASKS = {
-    "embed": _embeds,
-    "rerank": _ranks,
+    "embed": _check_embeddings,
+    "rerank": _check_ranking,
     "classify": _classifies,
     "transcribe": _transcribes,
 }
 
 
-async def _read(answer: EngineResponse, kind: type[T]) -> T:
+async def _read_answer(answer: EngineResponse, kind: type[T]) -> T:
     try:
         return await answer.read(kind)
     except NoAnswerError as error:

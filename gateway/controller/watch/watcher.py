@@ -95,7 +95,7 @@ class Watcher:
         self._copies_log = self._is_in_cluster or self._host.kind != "process"
         self._is_retired = False
         self._supervised_tasks = [
-            SupervisedTask(self._follow, "reading the log of an engine", wake, instance=name),
+            SupervisedTask(self._follow_log, "reading the log of an engine", wake, instance=name),
             SupervisedTask(self._health, "the health checks of an engine", wake, instance=name),
             SupervisedTask(
                 self._look_for_compilers,
@@ -156,13 +156,13 @@ class Watcher:
         """
         self._is_retired = True
         log_task, *look_tasks = self._supervised_tasks
-        await self._end(look_tasks if self._copies_log else self._supervised_tasks)
+        await self._end_tasks(look_tasks if self._copies_log else self._supervised_tasks)
         return not log_task.is_done
 
     async def close(self) -> None:
-        await self._end(self._supervised_tasks)
+        await self._end_tasks(self._supervised_tasks)
 
-    async def _end(self, tasks: Iterable[SupervisedTask]) -> None:
+    async def _end_tasks(self, tasks: Iterable[SupervisedTask]) -> None:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_timer = None
@@ -177,7 +177,7 @@ class Watcher:
             reader.serve()
         return reader
 
-    async def _follow(self) -> None:
+    async def _follow_log(self) -> None:
         if self._is_retired:
             # An error ended the copy. The log may be gone, so a new copy could be empty.
             return
@@ -271,7 +271,7 @@ class Watcher:
         is_serving = self.observation.verified and self.observation.is_healthy
         if is_serving:
             self._freeze.note_processes(time.monotonic(), await self._processes())
-            self._judge()
+            self._judge_freeze()
         healthy = await self._is_healthy(self._probe_s if is_serving else PROBE_TIMEOUT_S)
         if healthy and not self.observation.is_healthy and self.attempt.plan.sleep_mode.value:
             # A previous gateway may have put it to sleep.
@@ -289,7 +289,7 @@ class Watcher:
         if not self.observation.is_healthy:
             return _START_POLL_S
         if is_serving:
-            self._judge()
+            self._judge_freeze()
         if healthy and not self._freeze.is_suspicious:
             return self._settings.health_interval_s
         return min(_FREEZE_POLL_S, self._settings.health_interval_s)
@@ -307,7 +307,7 @@ class Watcher:
         self._silent_since = self._silent_since or now
         if now - self._silent_since > self._settings.hang_after_s:
             seconds = round(now - self._silent_since)
-            self._hangs(
+            self._report_hang(
                 f"The engine answered no health check for {seconds} seconds, though its process"
                 " lives."
             )
@@ -364,12 +364,12 @@ class Watcher:
             )
             self._freeze.note_probe(asked_at, is_alive=lives)
             self._answered_at = time.monotonic() if lives else self._answered_at
-            self._judge()
+            self._judge_freeze()
         if not self._freeze.silent_seconds(time.monotonic()):
             await self._progress()
         return min(_FREEZE_POLL_S, self._settings.health_interval_s)
 
-    def _judge(self) -> None:
+    def _judge_freeze(self) -> None:
         """Note whether the engine is frozen. A frozen engine gets no requests until it answers
         again, or is replaced."""
         now = time.monotonic()
@@ -383,16 +383,16 @@ class Watcher:
             self.note(freeze_reason=freeze_reason)
         stopped_s, silent_seconds = self._freeze.stopped_s(now), self._freeze.silent_seconds(now)
         if stopped_s > self._settings.hang_after_s:
-            self._hangs(
+            self._report_hang(
                 f"Processes of the engine were stopped for {round(stopped_s)} seconds, as by"
                 " SIGSTOP or `docker pause`."
             )
         if silent_seconds > self._settings.hang_after_s:
-            self._hangs(
+            self._report_hang(
                 f"For {round(silent_seconds)} seconds or more, {self._freeze.freeze_reason(now)}."
             )
 
-    def _hangs(self, message: str) -> None:
+    def _report_hang(self, message: str) -> None:
         phase = self.observation.phase
         self.fail(
             Failure(
@@ -432,7 +432,7 @@ class Watcher:
             silent_s = self._silent_s(self.name)
             if silent_s is None or silent_s < patience_s:
                 return
-        self._hangs(
+        self._report_hang(
             f"The engine gave no token for {round(engine_silent_s)} seconds and did not answer"
             f" {_CANARIES} requests for one token, though its health check is good."
         )

@@ -61,7 +61,7 @@ class VersionSettings(NamedTuple):
     def takes(self, switch: FeatureSwitch, options: StartOptions) -> bool:
         """Whether this version has a switch that changes a start with these options."""
         match = _SETTING.match(switch.setting)
-        if match is None or self._precedes(switch.first_version):
+        if match is None or self._precedes_version(switch.first_version):
             return False
         if variable := match["variable"]:
             return variable in self.variables and not options.gives(variable, match["off"])
@@ -93,7 +93,7 @@ class VersionSettings(NamedTuple):
         name = match["flag"] if match and not match["omit"] else None
         return bool(name and self.flags.get(name, {}).get("ours"))
 
-    def _precedes(self, version: str) -> bool:
+    def _precedes_version(self, version: str) -> bool:
         return bool(version) and release(self.version) < release(version)
 
     def _has_negation(self, flag: str) -> bool:
@@ -202,11 +202,11 @@ def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
         if setting and code.settings.takes(FeatureSwitch(setting=setting), code.options):
             named_settings.append((len(part), match["part"], setting))
     named_settings += _variable_by_name(file, function, code)
-    for _, name, setting in sorted(named_settings, key=_rank):
+    for _, name, setting in sorted(named_settings, key=_part_rank):
         yield name, setting
 
 
-def _rank(part: tuple[int, str, str]) -> tuple[bool, int, str]:
+def _part_rank(part: tuple[int, str, str]) -> tuple[bool, int, str]:
     length, name, setting = part
     return not setting.startswith("omit "), -length, name
 

@@ -46,7 +46,7 @@ class KnownFacts:
         rows: list[tuple[int, Fact]] = []
         for names, facts in self._scopes.get(kind, {}).items():
             rows += facts.get(tuple(map(subject.get, names)), ())
-        rows.sort(key=_position)
+        rows.sort(key=_row_position)
         return (fact for _, fact in rows)
 
     def may_hold(self, kind: str, name: str, value: str | None) -> bool:
@@ -77,7 +77,7 @@ class KnownFacts:
         return self._plans.get(fingerprint, [])
 
 
-def _position(row: tuple[int, Fact]) -> int:
+def _row_position(row: tuple[int, Fact]) -> int:
     return row[0]
 
 

@@ -38,15 +38,15 @@ def result_fact(attempt: Attempt, freed_bytes: Mapping[str, int], now_s: float) 
         f"{plan.engine} freed {gib(min(freed_bytes.values(), default=0))} of each GPU when it fell"
         f" asleep, and {gib(expected_bytes(plan))} were expected"
     )
-    return _fact(attempt, source, now_s, is_working=has_freed_enough(plan, freed_bytes))
+    return _sleep_fact(attempt, source, now_s, is_working=has_freed_enough(plan, freed_bytes))
 
 
 def failure_fact(attempt: Attempt, reason: str, now_s: float) -> Fact:
     """The fact of a failed sleep. reason: a predicate, as "did not wake up"."""
-    return _fact(attempt, f"{attempt.plan.engine} {reason}", now_s, is_working=False)
+    return _sleep_fact(attempt, f"{attempt.plan.engine} {reason}", now_s, is_working=False)
 
 
-def _fact(attempt: Attempt, source: str, now_s: float, *, is_working: bool) -> Fact:
+def _sleep_fact(attempt: Attempt, source: str, now_s: float, *, is_working: bool) -> Fact:
     return Fact(
         kind="sleep_works" if is_working else "sleep_fails",
         scope=sleep_scope(attempt.plan.scope),

@@ -29,11 +29,11 @@ def carried_lines(raw: bytes) -> Sequence[bytes]:
         match = None if _ERROR_FIELD.search(raw) else _LOGFMT.search(raw)
     if match is None:
         return (raw,)
-    text = _ESCAPE.sub(_character, match["text"].decode("utf-8", "replace"))
+    text = _ESCAPE.sub(_unescaped_character, match["text"].decode("utf-8", "replace"))
     return text.removesuffix("\n").encode("utf-8", "replace").split(b"\n")
 
 
-def _character(match: re.Match[str]) -> str:
+def _unescaped_character(match: re.Match[str]) -> str:
     code = match["u"] or match["x"]
     if code:
         return chr(int(code, 16))

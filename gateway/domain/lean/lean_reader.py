@@ -143,7 +143,7 @@ def _reader_of_field(kind: Any, field: FieldInfo, is_trusted: bool) -> Reader | 
         return _refuse_all
     before_steps = [_guard(function) for mode, function in steps if mode == "before"]
     after_steps = [_guard(function) for mode, function in steps if mode == "after"]
-    return _chain([*before_steps, reader, _limit_reader(field.limits), *after_steps])
+    return _chain_readers([*before_steps, reader, _limit_reader(field.limits), *after_steps])
 
 
 def type_of(field: FieldInfo) -> Any:
@@ -173,7 +173,7 @@ def _evaluate(annotation: str, module: str) -> Any:
 _BUILTIN_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "None": None}
 
 
-def _chain(readers: Iterable[Reader | None]) -> Reader | None:
+def _chain_readers(readers: Iterable[Reader | None]) -> Reader | None:
     chain = tuple(reader for reader in readers if reader is not None)
     if len(chain) < 2:
         return chain[0] if chain else None
@@ -224,11 +224,11 @@ def reader_of(kind: Hashable, is_trusted: bool) -> Reader | None:
     if origin in (Union, types.UnionType):
         return _union(get_args(kind), is_trusted)
     if origin is tuple:
-        return _tuple(get_args(kind), is_trusted)
+        return _tuple_reader(get_args(kind), is_trusted)
     if origin is list:
-        return _list(reader_of(get_args(kind)[0], is_trusted))
+        return _list_reader(reader_of(get_args(kind)[0], is_trusted))
     if origin in (dict, Mapping):
-        return _mapping(*(reader_of(part, is_trusted) for part in get_args(kind)))
+        return _mapping_reader(*(reader_of(part, is_trusted) for part in get_args(kind)))
     return _refuse_all
 
 
@@ -285,7 +285,7 @@ def _annotated_reader(kind: Any, is_trusted: bool) -> Reader | None:
             for annotation in kind.__metadata__
             if isinstance(annotation, BeforeValidator)
         ]
-        return _chain([*before_steps, reader])
+        return _chain_readers([*before_steps, reader])
     before_steps, after_steps = [], []
     for annotation in kind.__metadata__:
         if isinstance(annotation, BeforeValidator):
@@ -296,7 +296,7 @@ def _annotated_reader(kind: Any, is_trusted: bool) -> Reader | None:
             after_steps.append(_guard(annotation.check))
         else:
             return _refuse_all
-    return _chain([*before_steps, reader, *after_steps])
+    return _chain_readers([*before_steps, reader, *after_steps])
 
 
 # Words of a declaration that limit nothing.
@@ -333,7 +333,7 @@ def _limit_reader(limits: dict[str, Any]) -> Reader | None:
     return read
 
 
-def _tuple(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
+def _tuple_reader(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         reader = reader_of(kinds[0], is_trusted)
 
@@ -356,7 +356,7 @@ def _tuple(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
     return read_each
 
 
-def _list(reader: Reader | None) -> Reader:
+def _list_reader(reader: Reader | None) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise Inexact(f"a list of {type(value).__name__}")
@@ -365,7 +365,7 @@ def _list(reader: Reader | None) -> Reader:
     return read
 
 
-def _mapping(keys: Reader | None, values: Reader | None) -> Reader:
+def _mapping_reader(keys: Reader | None, values: Reader | None) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise Inexact(f"a mapping of {type(value).__name__}")

@@ -22,7 +22,7 @@ def plain(value: Any, *, by_alias: bool, in_json: bool) -> Any:
         # Of larger numbers pydantic writes the exponent in another way.
         return refuse(f"JSON of {value}") if in_json and 1e16 <= abs(value) < math.inf else value
     if isinstance(type(value), ValueType):
-        return _fields(value, by_alias=by_alias, in_json=in_json)
+        return _written_fields(value, by_alias=by_alias, in_json=in_json)
     if type(value) in (tuple, list):
         items = [plain(item, by_alias=by_alias, in_json=in_json) for item in value]
         return tuple(items) if type(value) is tuple and not in_json else items
@@ -36,7 +36,7 @@ def plain(value: Any, *, by_alias: bool, in_json: bool) -> Any:
     return refuse(f"plain data of {type(value).__name__}")
 
 
-def _fields(value: Any, *, by_alias: bool, in_json: bool) -> Any:
+def _written_fields(value: Any, *, by_alias: bool, in_json: bool) -> Any:
     attributes = value.__dict__
     if hasattr(value, "read_root"):
         return plain(attributes["root"], by_alias=by_alias, in_json=in_json)

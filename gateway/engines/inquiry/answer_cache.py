@@ -38,7 +38,7 @@ class AnswerCache:
         for question in questions:
             try:
                 result[question] = EngineAnswer.model_validate_json(
-                    self._path(question, source, gpus, model).read_bytes()
+                    self._answer_path(question, source, gpus, model).read_bytes()
                 )
             except (OSError, ValidationError):
                 continue
@@ -55,7 +55,8 @@ class AnswerCache:
         try:
             for question, answer in answers.items():
                 atomic_file.write(
-                    self._path(question, source, gpus, model), answer.model_dump_json().encode()
+                    self._answer_path(question, source, gpus, model),
+                    answer.model_dump_json().encode(),
                 )
             files = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
             for path in files[:-_MAX_FILES]:
@@ -63,7 +64,7 @@ class AnswerCache:
         except OSError:
             return
 
-    def _path(
+    def _answer_path(
         self, question: Question, source: str, gpus: StatedGpus | None, model: ModelFiles
     ) -> Path:
         identity: list[object] = [

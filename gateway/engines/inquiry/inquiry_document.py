@@ -114,7 +114,7 @@ class BadAnswer(Exception):
 
 def read_version(line: bytes) -> Mapping[str, Any] | None:
     """The engine's description of its version; None: the line has none. Raises BadAnswer."""
-    answer = _object(line).get("version")
+    answer = _json_object(line).get("version")
     if answer is not None and not isinstance(answer, dict):
         raise BadAnswer("the version is no object")
     return answer
@@ -123,7 +123,7 @@ def read_version(line: bytes) -> Mapping[str, Any] | None:
 def read_engine(line: bytes) -> tuple[str, str]:
     """Kind and version of the engine that is installed; both are empty where there is none. Raises
     BadAnswer."""
-    answer = _object(line).get("engine")
+    answer = _json_object(line).get("engine")
     if answer is None:
         return "", ""
     result = (answer.get("kind"), answer.get("version")) if isinstance(answer, dict) else ()
@@ -140,7 +140,7 @@ def read_answers(
     """The answers of whole lines, by question. Raises BadAnswer."""
     result = {}
     for line in lines:
-        answer = _object(line)
+        answer = _json_object(line)
         if "question" not in answer:
             continue
         number = answer["question"]
@@ -160,7 +160,7 @@ def read_answers(
     return result
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _json_object(line: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):

@@ -34,7 +34,7 @@ class InquiryOutput:
 
     def add_output(self, text: bytes) -> Iterator[bytes]:
         """The lines that this piece of standard output completes, without their ends."""
-        self._count(text)
+        self._count_bytes(text)
         *lines, tail = text.split(b"\n")
         for piece in lines:
             yield bytes(self._line + piece)
@@ -45,7 +45,7 @@ class InquiryOutput:
 
     def add_error_output(self, text: bytes) -> None:
         """A piece of standard error; a line without an end is cut."""
-        self._count(text)
+        self._count_bytes(text)
         *lines, tail = (self._unfinished_line + text).split(b"\n")
         self._words.extend(line[-_MAX_LINE_CHARACTERS:] for line in lines if line.strip())
         self._unfinished_line = tail[-_MAX_LINE_CHARACTERS:]
@@ -68,7 +68,7 @@ class InquiryOutput:
             hint=_HINT,
         )
 
-    def _count(self, text: bytes) -> None:
+    def _count_bytes(self, text: bytes) -> None:
         self._bytes_left -= len(text)
         if self._bytes_left < 0:
             raise HostError("The engine's answer is too long.", hint=_HINT)

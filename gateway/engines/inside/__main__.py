@@ -96,12 +96,12 @@ def boot(question: dict[str, Any]) -> None:
         f"..{question['kind'].removesuffix('-cpu')}.inside.boot", __package__
     )
     if question.get("sources") is None:
-        boots.boot_installation(capability, **_describe(gpu))
+        boots.boot_installation(capability, **_gpu_fields(gpu))
     else:
-        boots.boot(question["sources"], capability, **_describe(gpu))
+        boots.boot(question["sources"], capability, **_gpu_fields(gpu))
 
 
-def _describe(gpu: dict[str, Any] | None) -> dict[str, Any]:
+def _gpu_fields(gpu: dict[str, Any] | None) -> dict[str, Any]:
     return (
         {}
         if gpu is None

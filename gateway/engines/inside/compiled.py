@@ -29,7 +29,7 @@ def compiled_architectures(folder: Path) -> dict[str, list[str]]:
     result = {}
     for path in sorted(folder.rglob("*.so")):
         if capabilities := sorted(
-            _architectures(path),
+            _file_architectures(path),
             key=lambda capability: (capability[0], int(re.sub(r"\D", "", capability)), capability),
         ):
             result[str(path.relative_to(folder)).partition(".")[0]] = capabilities
@@ -59,13 +59,13 @@ def cuda_major(folder: Path) -> int | None:
     return None
 
 
-def _architectures(path: Path) -> set[str]:
+def _file_architectures(path: Path) -> set[str]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return {
                 name
                 for start, size in _sections(data, b".nv_fatbin")
-                for name in _entries(data, start, min(start + size, len(data)))
+                for name in _section_entries(data, start, min(start + size, len(data)))
             }
     except (OSError, ValueError, struct.error):  # not an ELF file, or a damaged one
         return set()
@@ -84,7 +84,7 @@ def _sections(data: mmap.mmap, section_name: bytes) -> Iterator[tuple[int, int]]
             yield offset, length
 
 
-def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
+def _section_entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
     for _ in range(_MAX_ENTRIES):
         start = data.find(_MAGIC, start, end)
         if start < 0:

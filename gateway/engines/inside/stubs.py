@@ -235,7 +235,7 @@ _SHARED_MEMORY_BYTES = {
 }
 
 
-def _constant(value: Any) -> Callable[..., Any]:
+def _constant_function(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
@@ -262,11 +262,11 @@ def fake_cuda(
         "default_stream": AnyClass(), "synchronize": None, "empty_cache": None,
     }  # fmt: skip
     for name, answer in answers.items():
-        setattr(torch.cuda, name, _constant(answer))
+        setattr(torch.cuda, name, _constant_function(answer))
     for name in ("Stream", "Event", "CUDAGraph"):
         setattr(torch.cuda, name, _ClassMeta(name, (AnyClass,), {}))
     torch.Event, torch.Stream = torch.cuda.Event, torch.cuda.Stream
-    torch._C._cuda_getDevice = _constant(0)
+    torch._C._cuda_getDevice = _constant_function(0)
     torch.version.cuda = cuda
     accelerator = {
         "is_available": True, "device_count": count, "current_device_index": 0,
@@ -274,7 +274,7 @@ def fake_cuda(
         "set_device_index": None, "set_device_idx": None, "synchronize": None, "empty_cache": None,
     }  # fmt: skip
     for name, answer in accelerator.items():
-        setattr(torch.accelerator, name, _constant(answer))
+        setattr(torch.accelerator, name, _constant_function(answer))
 
 
 def fake_ops(namespaces: set[str], fakes: dict[str, Callable[..., Any]]) -> None:

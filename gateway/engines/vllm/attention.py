@@ -62,9 +62,9 @@ def choose_backend(
     if numbers(capability) is None:
         return _unknown_choice("", f"{capability!r} is not a compute capability")
     if query.kind == "recurrent":
-        return _recurrent(rules, query)
+        return _recurrent_choice(rules, query)
     if query.kind == "vision":
-        return _vision(rules, subject)
+        return _vision_choice(rules, subject)
     if query.kv_dtype not in rules.kv_dtypes:
         return _unknown_choice("", f"these rules do not describe a KV cache in {query.kv_dtype}")
     forced_name = _backend_name(forced_name)
@@ -125,7 +125,7 @@ def layer_attention(
     forced_name = _backend_name(forced_name)
     is_drafted = is_drafter and not all(group.causal for group in groups)
     queries = [
-        _query(
+        _attention_query(
             group=group,
             rules=rules,
             rank=rank,
@@ -220,7 +220,7 @@ def _check_start(choice: BackendChoice, rules: AttentionRules, subject: Subject)
     return BackendChoice(backend=None, refusals=(*choice.refusals, refusal), status="none")
 
 
-def _query(
+def _attention_query(
     group: AttentionGroup,
     rules: AttentionRules,
     rank: Rank,
@@ -312,7 +312,7 @@ def _step(
     )
 
 
-def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
+def _recurrent_choice(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
     backend = rules.recurrent.get(query.recurrent)
     if backend is None:
         return _unknown_choice(
@@ -321,7 +321,7 @@ def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
     return BackendChoice(backend=backend, status="ok", reason=choice_reason((backend,)))
 
 
-def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
+def _vision_choice(rules: AttentionRules, subject: Subject) -> BackendChoice:
     refusals: list[Refusal] = []
     for tower in rules.vision:
         reason = tower.requires.refusal(subject)

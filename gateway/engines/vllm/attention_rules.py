@@ -51,7 +51,7 @@ def refusals(
 ) -> Iterator[tuple[str, str]]:
     """Every criterion that the backend fails, and why. `needed_traits`: the traits that this
     version looks at."""
-    query = _query(subject)
+    query = _query_of(subject)
     if backend.package is not None and backend.package not in subject.packages:
         yield "package", f"the package {backend.package} is not installed"
         return
@@ -87,14 +87,14 @@ def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
     vllm/v1/attention/backend.py."""
     if not backend.block:
         return _BLOCKS[0]
-    query = _query(subject)
+    query = _query_of(subject)
     blocks = (
         (size, subject._replace(attention=query._replace(block_size=size))) for size in _BLOCKS
     )
     return next((size for size, check in blocks if not first_refusal(backend.block, check)), None)
 
 
-def _query(subject: Subject) -> AttentionQuery:
+def _query_of(subject: Subject) -> AttentionQuery:
     assert subject.attention is not None  # noqa: S101 - of attention alone
     return subject.attention
 

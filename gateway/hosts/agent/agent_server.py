@@ -101,7 +101,7 @@ class HostServer:
                 hint="Set FITSERVE_AGENT_SOCKET or FITSERVE_DATA_DIR to another path.",
             ) from None
         server = await asyncio.start_unix_server(
-            self._serve, sock=listener, limit=MAX_BYTES_OF_CALL, backlog=_BACKLOG
+            self._serve_connection, sock=listener, limit=MAX_BYTES_OF_CALL, backlog=_BACKLOG
         )
         try:
             yield
@@ -111,7 +111,9 @@ class HostServer:
                 task.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - asyncio runs this in a task
         self._connections.add(task)
@@ -171,7 +173,7 @@ class HostServer:
             await self._work(call, self._receive(call, reader), writer)
             await _discard(reader)
             return
-        working = asyncio.ensure_future(self._work(call, self._perform(call), writer))
+        working = asyncio.ensure_future(self._work(call, self._perform_call(call), writer))
         # A gateway that disconnects gives its call up. It sends nothing after the call.
         disconnection = asyncio.ensure_future(reader.read(1))
         try:
@@ -204,11 +206,11 @@ class HostServer:
     async def _note_image(self, exact_ref: EngineRef) -> None:
         """Remember an image that was found under an allowed name. Raises HostError."""
 
-    async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
+    async def _perform_call(self, call: Call) -> AsyncGenerator[Answer, None]:
         await self._admit(call)
         match call:
             case PrepareCall(engine=engine):
-                async with aclosing(self._prepare(engine)) as reports:
+                async with aclosing(self._prepare_engine(engine)) as reports:
                     async for report in reports:
                         yield report
                 yield DoneAnswer()
@@ -256,7 +258,7 @@ class HostServer:
         reader: asyncio.StreamReader,  # noqa: ARG002
     ) -> AsyncGenerator[Answer, None]:
         """The answers to a call whose connection goes on with a file. Raises HostError."""
-        return self._perform(call)
+        return self._perform_call(call)
 
     async def _inquire(
         self, engine: EngineRef, packed_document: str, gpus: tuple[str, ...]
@@ -282,7 +284,7 @@ class HostServer:
         finally:
             self._starting.discard(spec.name)
 
-    async def _prepare(self, engine: EngineRef) -> AsyncGenerator[ProgressAnswer, None]:
+    async def _prepare_engine(self, engine: EngineRef) -> AsyncGenerator[ProgressAnswer, None]:
         reports: asyncio.Queue[str | None] = asyncio.Queue(_REPORTS)
 
         def report(text: str | None) -> None:
@@ -326,7 +328,7 @@ class Agent(HostServer):
     async def _admit(self, call: Call) -> None:
         match call:
             case StartCall(spec=spec) | ExpectCall(spec=spec):
-                profile = await self._profile(spec.engine)
+                profile = await self._engine_profile(spec.engine)
                 check_launch(
                     spec, profile, self._models, self._allowed_images, self._resolved_images.digests
                 )
@@ -337,7 +339,7 @@ class Agent(HostServer):
                 | IdentityCall(engine=engine)
                 | InquireCall(engine=engine)
             ):
-                profile = await self._profile(engine)
+                profile = await self._engine_profile(engine)
                 check_engine(engine, profile, self._allowed_images, self._resolved_images.digests)
                 if isinstance(call, InquireCall):
                     check_gpus(call.gpus)
@@ -347,7 +349,7 @@ class Agent(HostServer):
     async def _note_image(self, exact_ref: EngineRef) -> None:
         await asyncio.to_thread(self._resolved_images.keep, exact_ref)
 
-    async def _profile(self, engine: EngineRef) -> Engine:
+    async def _engine_profile(self, engine: EngineRef) -> Engine:
         try:
             return await asyncio.to_thread(self._engine, str(engine))
         except NotFound as error:

@@ -86,12 +86,12 @@ def run_supervisor(data: Path, fields: dict[str, object]) -> None:
     try:
         os.ftruncate(lock_fd, 0)
         os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
-        asyncio.run(_join(data, membership))
+        asyncio.run(_join_cluster(data, membership))
     finally:
         os.close(lock_fd)
 
 
-async def _join(data: Path, membership: Membership) -> None:
+async def _join_cluster(data: Path, membership: Membership) -> None:
     stop = stop_event()
     is_checked = False
     if membership.role == "node":

@@ -10,10 +10,12 @@ from gateway.domain import MachineView, NodeView
 def machine_views(states: Mapping[str, str], views: Iterable[NodeView]) -> Sequence[MachineView]:
     """The machines that Ray knows, by name. states: as `node_states` gives them."""
     view_by_name = {view.name: view for view in views}
-    return [_view(name, state, view_by_name.get(name)) for name, state in sorted(states.items())]
+    return [
+        _machine_view(name, state, view_by_name.get(name)) for name, state in sorted(states.items())
+    ]
 
 
-def _view(name: str, state: str, view: NodeView | None) -> MachineView:
+def _machine_view(name: str, state: str, view: NodeView | None) -> MachineView:
     if view is None:
         return MachineView(name=name, state="no node service" if state == "alive" else state)
     return MachineView(

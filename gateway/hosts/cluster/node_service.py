@@ -117,14 +117,14 @@ class NodeService(HostServer):
                 hint=f"`fitserve cluster drain {self._membership.name} --undo` ends that.",
             )
 
-    async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
+    async def _perform_call(self, call: Call) -> AsyncGenerator[Answer, None]:
         if isinstance(call, DrainCall):
             if call.drained:
                 self._drained_path.touch()
             else:
                 self._drained_path.unlink(missing_ok=True)
         if isinstance(call, NodeCall | DrainCall):
-            yield DoneAnswer(node=await self._view())
+            yield DoneAnswer(node=await self._node_view())
             return
         if isinstance(call, WeightsCall | MissingCall | SendCall):
             await self._admit(call)
@@ -137,7 +137,7 @@ class NodeService(HostServer):
             call = call.evolve(spec=spec)
         if isinstance(call, StartCall):
             await asyncio.to_thread(self._check_weights, call.spec)
-        async with aclosing(super()._perform(call)) as answers:
+        async with aclosing(super()._perform_call(call)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -186,7 +186,7 @@ class NodeService(HostServer):
                     ),
                 )
 
-    async def _view(self) -> NodeView:
+    async def _node_view(self) -> NodeView:
         instances, address = await self._host.list(), self._membership.address
         return NodeView(
             name=self._membership.name,

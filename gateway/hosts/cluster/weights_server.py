@@ -85,7 +85,7 @@ class WeightsServer:
                     report_at = loop.time() + _REPORT_S
                     yield ProgressAnswer(text=str(copy.size))
             while (answer := await _next_answer(reader)) is not None:
-                await asyncio.to_thread(_write, copy, answer)
+                await asyncio.to_thread(_write_chunk, copy, answer)
                 if loop.time() >= report_at:
                     report_at = loop.time() + _REPORT_S
                     yield ProgressAnswer(text=str(copy.size))
@@ -110,7 +110,7 @@ async def _next_answer(reader: asyncio.StreamReader) -> ChunkAnswer | None:
     return answer if isinstance(answer, ChunkAnswer) else None
 
 
-def _write(copy: CopyWriter, answer: ChunkAnswer) -> None:
+def _write_chunk(copy: CopyWriter, answer: ChunkAnswer) -> None:
     try:
         data = base64.b64decode(answer.data, validate=True)
     except ValueError:

@@ -42,7 +42,7 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
     """
     if not spec.cache:
         return None
-    name, own_volumes = _name(image, spec.cache, owner), _volumes(client, owner)
+    name, own_volumes = _volume_name(image, spec.cache, owner), _volumes(client, owner)
     other_volumes = [volume for volume in own_volumes if volume["Name"] != name]
     if len(other_volumes) == len(own_volumes):
         user = _user(client, image)
@@ -61,7 +61,9 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
 
 def has_volume(image: Attributes, cache: str, owner: str, client: APIClient) -> bool:
     """Whether an earlier start left a volume for such starts."""
-    return _name(image, cache, owner) in {volume["Name"] for volume in _volumes(client, owner)}
+    return _volume_name(image, cache, owner) in {
+        volume["Name"] for volume in _volumes(client, owner)
+    }
 
 
 def volume_labels(client: APIClient, volume: str | None) -> dict[str, str]:
@@ -96,7 +98,7 @@ def give_folders(
     client.put_archive(container, FOLDER, archive_stream.getvalue())
 
 
-def _name(image: Attributes, cache: str, owner: str) -> str:
+def _volume_name(image: Attributes, cache: str, owner: str) -> str:
     key = f"{image['Id']} {cache}"
     return f"fitserve-cache-{owner}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 

@@ -102,14 +102,14 @@ class DockerClient:
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._threads, self._run, work, max(self.timeout_s, timeout_s)
+            self._threads, self._run_call, work, max(self.timeout_s, timeout_s)
         )
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._disconnect()
 
-    def _run(self, work: Callable[[APIClient], T], timeout_s: float) -> T:
+    def _run_call(self, work: Callable[[APIClient], T], timeout_s: float) -> T:
         from docker.errors import APIError, DockerException
         from requests import RequestException, Timeout
 

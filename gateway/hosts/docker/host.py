@@ -117,10 +117,10 @@ class DockerHost:
             return
         container = attributes["Id"]
         if attributes["State"]["Status"] in RUNNING_STATES:
-            await self._docker.call(partial(_terminate, container))
+            await self._docker.call(partial(_terminate_container, container))
             deadline, pause = time.monotonic() + grace_s, 0.05
             while (left_s := deadline - time.monotonic()) > 0 and await self._docker.call(
-                partial(_runs, container)
+                partial(_is_running, container)
             ):
                 await asyncio.sleep(min(pause, left_s))
                 pause = min(pause * 1.5, 0.5)
@@ -340,10 +340,10 @@ def _start_inquiry(container: str, image: str, client: APIClient) -> None:
 
 def _docker_facts(container: str, client: APIClient) -> tuple[str, bool]:
     """The API version, and whether the container runs."""
-    return client.api_version, _runs(container, client)
+    return client.api_version, _is_running(container, client)
 
 
-def _runs(container: str, client: APIClient) -> bool:
+def _is_running(container: str, client: APIClient) -> bool:
     from docker.errors import NotFound
 
     try:
@@ -372,7 +372,7 @@ def _processes(container: str, is_paused: bool, client: APIClient) -> tuple[Engi
     )
 
 
-def _terminate(container: str, client: APIClient) -> None:
+def _terminate_container(container: str, client: APIClient) -> None:
     from docker.errors import APIError
 
     try:

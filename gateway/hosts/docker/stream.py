@@ -188,14 +188,14 @@ class PullProgress:
         if not total:
             return f"pulling {self._image}"
         if done_bytes == total and not self._unknown_layers:
-            return f"unpacking {self._image}: {_gib(total)} GiB"
+            return f"unpacking {self._image}: {_gib_of_text(total)} GiB"
         # Docker reports the size of a layer when its download begins, a few at a time.
         parts = (
-            f"pulling {self._image}: {_gib(done_bytes)} of"
-            f" {'more than ' if self._unknown_layers else ''}{_gib(total)} GiB"
+            f"pulling {self._image}: {_gib_of_text(done_bytes)} of"
+            f" {'more than ' if self._unknown_layers else ''}{_gib_of_text(total)} GiB"
         )
         return parts if self._unknown_layers else TransferProgress(parts, done_bytes, total)
 
 
-def _gib(size: int) -> str:
+def _gib_of_text(size: int) -> str:
     return f"{size / GIB:.1f}"

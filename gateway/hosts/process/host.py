@@ -378,7 +378,7 @@ class ProcessHost:
 
     # --- processes ---
 
-    def _argv(self, spec: LaunchSpec, key: Secret | None) -> tuple[str, ...]:
+    def _start_command(self, spec: LaunchSpec, key: Secret | None) -> tuple[str, ...]:
         argv = tuple(
             f"--host={self._address}" if argument == _LOOPBACK_OPTION else argument
             for argument in spec.argv
@@ -391,7 +391,7 @@ class ProcessHost:
         return (*argv, "--config", str(file))
 
     def _spawn(self, spec: LaunchSpec) -> Record:
-        cache = self._cache(spec) if spec.cache else None
+        cache = self._cache_folder(spec) if spec.cache else None
         record = Record(
             name=spec.name,
             model=spec.model,
@@ -414,8 +414,10 @@ class ProcessHost:
     def _expect(self, spec: LaunchSpec, prepared_engines: PreparedEngines) -> None:
         with raise_host_error():
             self._home.mkdir(parents=True, exist_ok=True)
-            inherited = self._caches.make(self._cache(spec), spec.caches) if spec.cache else {}
-            argv = self._argv(spec, None)
+            inherited = (
+                self._caches.make(self._cache_folder(spec), spec.caches) if spec.cache else {}
+            )
+            argv = self._start_command(spec, None)
             env = variables(argv[0], self._home) | inherited | _engine_variables(spec, None)
             prepared_engines.expect(self._process_start(spec, argv, env))
 
@@ -440,7 +442,7 @@ class ProcessHost:
         self._records.write(record)
         child: subprocess.Popen[bytes] | None = None
         try:
-            argv = self._argv(spec, record.key)
+            argv = self._start_command(spec, record.key)
             env = variables(argv[0], self._home) | inherited | _engine_variables(spec, record.key)
             if (forked := self._fork(spec, record, argv, env)) is not None:
                 return forked
@@ -523,7 +525,7 @@ class ProcessHost:
             kernel_builds=spec.kernel_builds,
         )
 
-    def _cache(self, spec: LaunchSpec) -> Path:
+    def _cache_folder(self, spec: LaunchSpec) -> Path:
         return self._caches.path(
             engine_dir(self._data, spec.engine), self._identity_of_engine(spec.engine), spec.cache
         )

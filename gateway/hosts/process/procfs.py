@@ -107,12 +107,14 @@ def writers(file: Path) -> list[ProcessStat]:
     with suppress(FileNotFoundError):
         target = file.stat()
         return [
-            process for process in everything() if process.is_alive and _writes(process.pid, target)
+            process
+            for process in everything()
+            if process.is_alive and _writes_file(process.pid, target)
         ]
     return []
 
 
-def _writes(pid: int, status: os.stat_result) -> bool:
+def _writes_file(pid: int, status: os.stat_result) -> bool:
     with suppress(OSError), os.scandir(PROC / str(pid) / "fd") as entries:
         for entry in entries:
             # It may be closed meanwhile.

@@ -131,7 +131,7 @@ def facts_of(
                 f"GPU {gpus}, {number.what}: it varied by {number.spread:.0%} and is not stored"
             )
             continue
-        facts += _facts(
+        facts += _number_facts(
             number,
             gpu_set,
             f"{source}, {measurement.software}, varied by {number.spread:.1%}",
@@ -141,7 +141,7 @@ def facts_of(
     return facts, problems
 
 
-def _facts(
+def _number_facts(
     number: MeasuredNumber, gpu_set: GpuSet, source: str, driver: str | None, time_s: float
 ) -> Iterator[Fact]:
     group = [gpu_set.gpus[index] for index in number.gpus]

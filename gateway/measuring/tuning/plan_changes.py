@@ -79,12 +79,12 @@ def pin_layout(wish: Wish, plan: Plan) -> Wish:
 def neighbours(base: BasePlan) -> tuple[PlanChange, ...]:
     """The changes that differ from the plan in one respect. The planner may refuse some."""
     return (
-        *_layouts(base),
+        *_layout_changes(base),
         *_cache_dtypes(base),
         *speculation(base),
-        *_batches(base),
-        *_requests(base),
-        *_graphs(base),
+        *_batch_changes(base),
+        *_request_changes(base),
+        *_graph_changes(base),
     )
 
 
@@ -158,7 +158,7 @@ def concurrent_requests(wish: Wish, plan: Plan) -> int:
     return max(1, math.ceil(concurrency(wish) / plan.replicas.value))
 
 
-def _layouts(base: BasePlan) -> Iterator[PlanChange]:
+def _layout_changes(base: BasePlan) -> Iterator[PlanChange]:
     """Changes that use the plan's GPUs as copies, tensor parallel ranks, or groups of ranks with
     shared experts."""
     owner, plan = base.owner, base.plan
@@ -211,7 +211,7 @@ def speculation(base: BasePlan) -> tuple[PlanChange, ...]:
     return (PlanChange(text, "a step gives several", base.wish.evolve(speculative="mtp")),)
 
 
-def _batches(base: BasePlan) -> Iterator[PlanChange]:
+def _batch_changes(base: BasePlan) -> Iterator[PlanChange]:
     now = base.plan.max_num_batched_tokens.value
     for count, reason in (
         (now * 2, "prompts are read in fewer steps"),
@@ -221,7 +221,7 @@ def _batches(base: BasePlan) -> Iterator[PlanChange]:
             yield _flag_change(base, _TOKENS, count, f"{count:,} tokens in a batch", reason)
 
 
-def _requests(base: BasePlan) -> Iterator[PlanChange]:
+def _request_changes(base: BasePlan) -> Iterator[PlanChange]:
     plan, now = base.plan, base.plan.max_num_seqs.value
     concurrency = concurrent_requests(base.owner, plan)
     if plan.data_parallel.value > 1 or _open_flag(base, _SEQS) is None:
@@ -237,7 +237,7 @@ def _requests(base: BasePlan) -> Iterator[PlanChange]:
         yield _flag_change(base, _SEQS, fewer, f"{fewer:,} requests at once", reason)
 
 
-def _graphs(base: BasePlan) -> Iterator[PlanChange]:
+def _graph_changes(base: BasePlan) -> Iterator[PlanChange]:
     plan, concurrency = base.plan, concurrent_requests(base.owner, base.plan)
     eager = plan.enforce_eager
     if eager.value and eager.source != "user" and _open_flag(base, _EAGER):

@@ -55,7 +55,7 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
         "free_bytes": shutil.disk_usage(existing).free,
         "revisions": revisions,
         "engines": [
-            _engine(Path(job.data), folder)
+            _engine_row(Path(job.data), folder)
             for folder in sorted((Path(job.data) / "engines").glob("[!.]*"))
         ],
     }
@@ -88,7 +88,7 @@ def remove_weights(job: DiskJob) -> dict[str, Any]:
     return {"freed_bytes": freed_bytes, "removed": revisions}
 
 
-def _engine(data: Path, folder: Path) -> dict[str, Any]:
+def _engine_row(data: Path, folder: Path) -> dict[str, Any]:
     caches = data / "caches" / folder.name
     used_bytes = [
         path.stat().st_mtime for path in (folder, *(caches.iterdir() if caches.is_dir() else ()))

@@ -76,10 +76,10 @@ def main() -> None:
             " of memory."
         )
         hint = "No model needs so much. Choose another repository or another Hub."
-    _write(DownloadProgress(total, total, True, failure, hint, commit=job.commit))
+    _write_progress(DownloadProgress(total, total, True, failure, hint, commit=job.commit))
 
 
-def _write(progress: DownloadProgress) -> None:
+def _write_progress(progress: DownloadProgress) -> None:
     # One write per line, as two threads write.
     os.write(1, json.dumps(progress).encode() + b"\n")
 
@@ -98,7 +98,7 @@ def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
             paths = (*(folder / name for name in listing.files), *unfinished_paths)
             done_bytes = min(sum(size_of(path) or 0 for path in paths), total)
             if done_bytes != last:
-                _write(DownloadProgress(done_bytes, total))
+                _write_progress(DownloadProgress(done_bytes, total))
             last = done_bytes
 
     thread = threading.Thread(target=report, daemon=True)
@@ -224,7 +224,7 @@ def _check_digests(disk: HubCache, listing: Listing) -> None:
                     hint="The file was removed. The next start downloads it again.",
                 )
             done_bytes += listing.files[name]
-            _write(DownloadProgress(done_bytes, total, checking=True))
+            _write_progress(DownloadProgress(done_bytes, total, checking=True))
 
 
 def _remove_wrong_sizes(disk: HubCache, listing: Listing) -> list[str]:

@@ -195,7 +195,7 @@ def _has_words(model: FoundModel, words: str) -> bool:
 def _models(rows: Sequence[Mapping[str, Any]]) -> list[FoundModel]:
     """The rows of a listing that are models for our engines."""
     return [
-        _parse_row(row, _base(row["tags"]))
+        _parse_row(row, _base_model(row["tags"]))
         for row in rows
         if isinstance(row.get("id"), str) and REPOSITORY.fullmatch(row["id"])
     ]
@@ -230,7 +230,7 @@ def _counted_days(created_at: object) -> float:
     return min(_COUNT_DAYS, max(1.0, age.total_seconds() / _DAY_S))
 
 
-def _base(tags: Sequence[str]) -> str:
+def _base_model(tags: Sequence[str]) -> str:
     bases = [tag.removeprefix(_QUANTIZED_TAG) for tag in tags if tag.startswith(_QUANTIZED_TAG)]
     return bases[0] if bases and REPOSITORY.fullmatch(bases[0]) else ""
 

@@ -91,10 +91,10 @@ def read_header(location: str, size: int, read: Callable[[int, int], bytes]) -> 
         _refuse_file(
             location, f"only {len(header)} of the {length} bytes of its header can be read"
         )
-    return _tensors(location, header, size - 8 - length)
+    return _read_tensors(location, header, size - 8 - length)
 
 
-def _tensors(location: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
+def _read_tensors(location: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
     # Counted before parsing: each tensor takes a hundred times the memory of its text.
     if (count := header.count(b'"data_offsets"')) > MAX_TENSORS:
         _refuse_file(location, f"its header has {count} tensors, over the limit of {MAX_TENSORS}")

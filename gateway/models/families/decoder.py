@@ -47,12 +47,12 @@ def _decoder(
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
-def _flag(fields: Fields, name: str, default: bool) -> bool:
+def _boolean_field(fields: Fields, name: str, default: bool) -> bool:
     return default if fields.config.get(name) is None else fields.flag(name)
 
 
 def glm4(fields: Fields, family: str, path: str) -> Blueprint:
-    bias = _flag(fields, "attention_bias", default=True)
+    bias = _boolean_field(fields, "attention_bias", default=True)
     return _decoder(
         fields,
         family,
@@ -101,7 +101,7 @@ def seed(fields: Fields, family: str, path: str) -> Blueprint:
         family,
         path,
         *LAYER_NORMS,
-        bias=_flag(fields, "attention_bias", default=True),
+        bias=_boolean_field(fields, "attention_bias", default=True),
         has_out_bias=fields.flag("attention_out_bias"),
         has_mlp_bias=fields.flag("mlp_bias"),
     )

@@ -27,7 +27,7 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
     numbers, (hidden, heads) = layer_numbers(fields), _hidden_and_heads(fields)
     width, layer = fields.integer("intermediate_size"), f"{path}.encoder.layer.*"
     linears = (
-        _qkv(
+        _qkv_layers(
             f"{layer}.attention.self.qkv_proj",
             numbers,
             hidden,
@@ -65,7 +65,7 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
     width, biased = fields.integer("intermediate_size"), fields.flag("attention_bias")
     gated, bias = (width, width), fields.flag("mlp_bias")
     linears = [
-        _qkv(f"{layer}.attn.Wqkv", numbers, hidden, heads, (), bias=biased),
+        _qkv_layers(f"{layer}.attn.Wqkv", numbers, hidden, heads, (), bias=biased),
         Built(f"{layer}.attn.Wo", numbers, hidden, (hidden,), "row", bias=biased),
         Built(f"{layer}.mlp.Wo", numbers, width, (hidden,), "row", bias=bias),
     ]
@@ -126,7 +126,7 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     width = fields.integer("intermediate_size", "n_inner", default=4 * hidden)
     projected, bias = fields.flag("qkv_proj_bias"), fields.flag("mlp_fc1_bias")
     linears = (
-        _qkv(f"{layer}.attn.qkv_proj", numbers, hidden, heads, ("Wqkv",), bias=projected),
+        _qkv_layers(f"{layer}.attn.qkv_proj", numbers, hidden, heads, ("Wqkv",), bias=projected),
         Built(f"{layer}.attn.out_proj", numbers, hidden, (hidden,), "row", bias=projected),
         *mlp(f"{layer}.mlp", numbers, hidden, width, bias=bias),
     )
@@ -152,7 +152,7 @@ def _hidden_and_heads(fields: Fields) -> tuple[int, int]:
     return hidden, heads
 
 
-def _qkv(
+def _qkv_layers(
     name: str,
     numbers: Sequence[int],
     hidden: int,

@@ -37,7 +37,7 @@ _ANY_SIZE = ("bitsandbytes", "torchao", "compressed-tensors")
 def gemma_towers(top: Fields) -> Blueprint:
     linears: list[Built] = []
     parameters: list[TensorGroup] = []
-    for name, build in (("vision_config", _vision), ("audio_config", _audio)):
+    for name, build in (("vision_config", _vision_tower), ("audio_config", _audio)):
         if top.config.get(name) is not None:
             fields = Fields(top.mapping(name, {}), top.source)
             text = Fields(top.mapping("text_config", {}), top.source)
@@ -61,7 +61,7 @@ def _replicated_layer(
     return Built(name, numbers, k, (n,), "replicated", bias=bias)
 
 
-def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
+def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
     blocks = layer_numbers(_layers(fields, 16))
     hidden = fields.integer("hidden_size", default=768)
     width = fields.integer("intermediate_size", default=3072)

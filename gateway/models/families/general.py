@@ -71,7 +71,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     }
     attends = sorted(n for kind in ("full", "sliding", "both") for n in numbers_of.get(kind, ()))
     recurs = sorted(n for kind in ("recurrent", "both") for n in numbers_of.get(kind, ()))
-    parameters = _ends(fields, path, hidden) + norms(
+    parameters = _end_tensors(fields, path, hidden) + norms(
         layer, layers, hidden, "input_layernorm", "post_attention_layernorm"
     )
     guessed = ["its attention"]
@@ -199,7 +199,7 @@ def towers(top: Fields) -> Blueprint:
     return Blueprint((), tuple(groups), tuple(parameters), tuple(guessed))
 
 
-def _ends(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
+def _end_tensors(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
     vocab = fields.integer("vocab_size")
     tensors = [
         tensor(f"{path}.embed_tokens.weight", 1, vocab, hidden, shard="vocab"),

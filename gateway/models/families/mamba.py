@@ -44,7 +44,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     numbers = layer_numbers(fields)
     hidden = fields.integer("hidden_size")
     layer = f"{path}.layers.*"
-    kinds = _kinds(fields, fields.config.get("layer_types"), _KINDS)
+    kinds = _layer_kinds(fields, fields.config.get("layer_types"), _KINDS)
     if len(kinds) != len(numbers):
         raise fields.field_error(
             "layer_types", f"a list of {len(numbers)} times mamba or attention"
@@ -93,7 +93,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
 
 def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
     """Nemotron-H: a layer is Mamba, attention, an MLP or experts."""
-    kinds = _kinds(
+    kinds = _layer_kinds(
         fields,
         fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type"),
         _NEMOTRON,
@@ -126,7 +126,7 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
     linears, groups = _mixers(fields, family, kinds, state, biases, parameters, (mixer, mixer))
     plain_numbers, sparse_numbers = _layers_of(kinds, "mlp"), _layers_of(kinds, "moe")
     if plain_numbers:
-        linears += _mlp(
+        linears += _mlp_layers(
             mixer,
             plain_numbers,
             hidden,
@@ -173,11 +173,11 @@ def _nemotron_experts(
         )
     if shared_count := fields.integer("n_shared_experts", default=0, minimum=0):
         size = fields.integer("moe_shared_expert_intermediate_size") * shared_count
-        linears += _mlp(f"{mixer}.shared_experts", numbers, hidden, size)
+        linears += _mlp_layers(f"{mixer}.shared_experts", numbers, hidden, size)
     return linears
 
 
-def _mlp(
+def _mlp_layers(
     path: str, numbers: Sequence[int], hidden: int, width: int, *, bias: bool = False
 ) -> list[Built]:
     return [
@@ -186,7 +186,7 @@ def _mlp(
     ]
 
 
-def _kinds(fields: Fields, names: object, table: Mapping[str, str]) -> list[str]:
+def _layer_kinds(fields: Fields, names: object, table: Mapping[str, str]) -> list[str]:
     if (
         not isinstance(names, str | list)
         or not all(isinstance(kind, str) and kind in table for kind in names)

@@ -54,7 +54,7 @@ def _attention_group(layers: int, heads: int, head_dim: int) -> AttentionGroup:
     )
 
 
-def _depth(fields: Fields, default: int) -> range:
+def _layer_numbers(fields: Fields, default: int) -> range:
     return layer_numbers(
         Fields({"num_hidden_layers": fields.config.get("depth", default)}, fields.source)
     )
@@ -63,7 +63,7 @@ def _depth(fields: Fields, default: int) -> range:
 def qwen2_tower(top: Fields) -> Blueprint:
     """The tower of Qwen2.5-VL. Missing sizes have the defaults of Qwen2_5_VLVisionConfig."""
     fields = _tower_fields(top)
-    blocks, hidden = _depth(fields, 32), fields.integer("hidden_size", default=3584)
+    blocks, hidden = _layer_numbers(fields, 32), fields.integer("hidden_size", default=3584)
     heads = fields.integer("num_heads", default=16)
     width = fields.integer("intermediate_size", default=3420)
     merged_size = hidden * fields.integer("spatial_merge_size", default=2) ** 2

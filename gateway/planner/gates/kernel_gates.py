@@ -26,14 +26,14 @@ def gate_kernels(
             )
             raise Refused(
                 "no_kernel",
-                f"no kernel for {layer_kernel.layer}{_size(layer_kernel)}: {refusal_words}",
+                f"no kernel for {layer_kernel.layer}{_size_words(layer_kernel)}: {refusal_words}",
                 source,
                 layer=layer_kernel.layer,
             )
         if layer_kernel.status == "crash":
             reason = (
                 f"it loads, but {layer_kernel.kernel} would crash at the first request in"
-                f" {layer_kernel.layer}{_size(layer_kernel)}: {layer_kernel.note}"
+                f" {layer_kernel.layer}{_size_words(layer_kernel)}: {layer_kernel.note}"
             )
             raise Refused(
                 "runtime_fail", reason, source, layer=layer_kernel.layer, kernel=layer_kernel.kernel
@@ -48,8 +48,8 @@ def gate_kernels(
         )
         if suspected and (fact := _failure_fact(layer_kernel, engine, facts, capability)):
             reason = (
-                f"{layer_kernel.kernel}, which {layer_kernel.layer}{_size(layer_kernel)} would get,"
-                " is known to fail here:"
+                f"{layer_kernel.kernel}, which {layer_kernel.layer}{_size_words(layer_kernel)}"
+                " would get, is known to fail here:"
                 f" {fact.source}"
             )
             raise Refused(
@@ -102,7 +102,7 @@ def _gate_attention(
             raise Refused("known_bad", reason, "fact")
 
 
-def _size(layer_kernel: LayerKernel) -> str:
+def _size_words(layer_kernel: LayerKernel) -> str:
     return f" (K={layer_kernel.k}, N={layer_kernel.n} per rank)" if layer_kernel.k else ""
 
 

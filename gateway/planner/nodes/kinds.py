@@ -33,11 +33,11 @@ def node_kinds(
     ordered_nodes = sorted(nodes, key=lambda node: source not in node.weights)
     kinds: dict[Hashable, list[Node]] = {}
     for node in ordered_nodes:
-        kinds.setdefault(_identity(node.hardware, promised_bytes), []).append(node)
+        kinds.setdefault(_node_identity(node.hardware, promised_bytes), []).append(node)
     return [_node_kind(group, promised_bytes) for group in kinds.values()]
 
 
-def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
+def _node_identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
     gpus = tuple(
         (
             gpu.index,
@@ -48,7 +48,7 @@ def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
             gpu.mig,
             gpu.host_bytes,
             gpu.lost is None and gpu.kept is None,
-            _step(gpu, promised_bytes),
+            _memory_step(gpu, promised_bytes),
         )
         for gpu in machine.gpus
     )
@@ -57,7 +57,7 @@ def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
     return machine.arch, machine.driver, machine.cpu_features, gpus, links, ram
 
 
-def _step(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int | None:
+def _memory_step(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int | None:
     if not gpu.total_bytes:
         return None
     return available_bytes(gpu, promised_bytes) * _STEPS // gpu.total_bytes
@@ -69,7 +69,9 @@ def _node_kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> Node
         return NodeKind((nodes[0],), first, promised_bytes)
     columns = list(zip(*(node.hardware.gpus for node in nodes), strict=True))
     gpus = tuple(
-        gpus[0].evolve(free_bytes=min(free_bytes)) if (free_bytes := _free(gpus)) else gpus[0]
+        gpus[0].evolve(free_bytes=min(free_bytes))
+        if (free_bytes := _known_free_bytes(gpus))
+        else gpus[0]
         for gpus in columns
     )
     max_promised = {
@@ -78,5 +80,5 @@ def _node_kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> Node
     return NodeKind(tuple(nodes), first.evolve(gpus=gpus), max_promised)
 
 
-def _free(gpus: Sequence[Gpu]) -> list[int]:
+def _known_free_bytes(gpus: Sequence[Gpu]) -> list[int]:
     return [gpu.free_bytes for gpu in gpus if gpu.free_bytes is not None]

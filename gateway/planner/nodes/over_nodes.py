@@ -53,13 +53,13 @@ def decide_over_nodes(
     inputs = inputs.replace_fields(wish=wish)
     if len(cluster.nodes) == 1:
         return decide(inputs.replace_fields(hardware=nodes[0].hardware), engines, rules)
-    decision = _decide(inputs, cluster, nodes, engines, rules)
+    decision = _decide_over_nodes(inputs, cluster, nodes, engines, rules)
     if decision.plans or not inputs.promised_bytes:
         return decision
     empty = tuple(
         node.evolve(hardware=drop_engines(node.hardware, inputs.promised_bytes)) for node in nodes
     )
-    later_decision = _decide(
+    later_decision = _decide_over_nodes(
         inputs.replace_fields(promised_bytes={}), cluster, empty, engines, rules
     )
     if not later_decision.plans:
@@ -69,7 +69,7 @@ def decide_over_nodes(
     )
 
 
-def _decide(
+def _decide_over_nodes(
     inputs: PlanningInput,
     cluster: Cluster,
     nodes: Sequence[Node],

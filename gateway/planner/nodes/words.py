@@ -70,7 +70,7 @@ def node_rows(plan: Plan) -> list[tuple[str, ...]]:
         (
             str(node_ranks.copy_number + 1),
             node_ranks.node,
-            _range(node_ranks.ranks),
+            _range_text(node_ranks.ranks),
             _first_gpu(node_ranks.gpus),
             ", ".join(f"{use} {port}" for use, port in node_ranks.ports.items()),
         )
@@ -83,5 +83,5 @@ def _first_gpu(gpus: tuple[str, ...]) -> str:
     return f"{gpus[0]}{suffix}" if gpus else "CPU"
 
 
-def _range(ranks: tuple[int, ...]) -> str:
+def _range_text(ranks: tuple[int, ...]) -> str:
     return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])

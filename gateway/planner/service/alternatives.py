@@ -99,7 +99,7 @@ def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -
         else None
     )
     forms = tuple(_best(_variants(unplanned_model, hub), unplanned_model)) or tuple(
-        _best(_shapes(unplanned_model, decision), unplanned_model)
+        _best(_other_shapes(unplanned_model, decision), unplanned_model)
     )
     fit = WouldFit(
         weights_bytes=_weights(decision),
@@ -242,7 +242,9 @@ def _free_context(wish: Wish) -> Wish:
     return wish.evolve(context=None, min_context=None, max_context=wish.most_context)
 
 
-def _shapes(unplanned_model: Unplanned, decision: Decision) -> Iterator[tuple[str, str, Plan]]:
+def _other_shapes(
+    unplanned_model: Unplanned, decision: Decision
+) -> Iterator[tuple[str, str, Plan]]:
     if unplanned_model.spec.quant is not None:
         return
     for shape_text, config in _SHAPES.items():

@@ -22,11 +22,11 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def read_request_frame(requests: BinaryIO) -> bytes:
     """The next frame. The end of the gateway, a reset or half a message, ends the process."""
-    (size,) = LENGTH.unpack(_read(requests, LENGTH.size))
-    return _read(requests, size)
+    (size,) = LENGTH.unpack(_read_exactly(requests, LENGTH.size))
+    return _read_exactly(requests, size)
 
 
-def _read(requests: BinaryIO, size: int) -> bytes:
+def _read_exactly(requests: BinaryIO, size: int) -> bytes:
     received_bytes = b""
     with suppress(OSError):
         received_bytes = requests.read(size)

@@ -175,7 +175,7 @@ class ModelFinder:
                 if variant.name not in names
             ),
         ]
-        specs = self._read(models)
+        specs = self._read_specs(models)
         usable_models = [model for model in models if self._is_for_use(specs[model.name])]
         judged_models: list[JudgedModel] = []
         for model in usable_models:
@@ -199,13 +199,13 @@ class ModelFinder:
         )
         return [answer for answer in answers if isinstance(answer, list)]
 
-    def _read(self, models: Sequence[FoundModel]) -> dict[str, ModelSpec | FitserveError]:
+    def _read_specs(self, models: Sequence[FoundModel]) -> dict[str, ModelSpec | FitserveError]:
         """The specs by name, or why there is none."""
         lock, count, is_over = Lock(), itertools.count(1), Event()
 
         def read(model: FoundModel) -> ModelSpec:
             try:
-                return self._planner.spec(_wish(model))
+                return self._planner.spec(_wish_for(model))
             finally:
                 with lock:
                     # A reader may outlive the time for all of them.
@@ -269,7 +269,7 @@ class ModelFinder:
         judged_model = JudgedModel(model.name, model.source, model.base or model.name)
         if isinstance(spec, FitserveError):
             return judged_model.evolve(why=spec.message)
-        wish = _wish(model)
+        wish = _wish_for(model)
         try:
             decision = self._planner.decide_on(wish, *self._machine)
         except FitserveError as error:
@@ -281,11 +281,11 @@ class ModelFinder:
                 why=f"The planner failed: {fault}. This is a fault of fitserve."
             )
         if not decision.plans:
-            return judged_model.evolve(why=cause(decision), form=_form(spec.quant))
+            return judged_model.evolve(why=cause(decision), form=_form_name(spec.quant))
         return _attach_plan(judged_model, decision, spec, wish)
 
 
-def _wish(model: FoundModel) -> Wish:
+def _wish_for(model: FoundModel) -> Wish:
     return Wish(name="plan", source=model.source)
 
 
@@ -300,7 +300,7 @@ def _attach_plan(
     least_context = _CHAT_CONTEXT if spec.generates else _PASSAGE_TOKENS
     plan_shortcomings = (*shortcomings(plan, wanted_context(spec, wish, {})), is_slow)
     return judged_model.evolve(
-        form=_form(spec.quant)
+        form=_form_name(spec.quant)
         if not plan.quantizes_weights
         else f"{plan.quantization.value} at load",
         context=context,
@@ -321,7 +321,7 @@ def _attach_plan(
     )
 
 
-def _form(quant: Quant | None) -> str:
+def _form_name(quant: Quant | None) -> str:
     return quant.method if quant is not None else "unquantized"
 
 

@@ -71,7 +71,9 @@ class Startable(NamedTuple):
             plans = ()
         best_plan = decision.plans[0] if decision.plans else None
         rows = [
-            EngineHere(engine=engine.ref, here=True, why=self._reason(engine, is_startable=True))
+            EngineHere(
+                engine=engine.ref, here=True, why=self._start_refusal(engine, is_startable=True)
+            )
             for engine in installed_engines
         ]
         for engine in uninstalled_engines:
@@ -83,15 +85,15 @@ class Startable(NamedTuple):
                 EngineHere(
                     engine=engine.ref,
                     here=False,
-                    why=self._reason(engine, is_startable=False),
-                    do=self._cure(engine),
+                    why=self._start_refusal(engine, is_startable=False),
+                    do=self._start_cure(engine),
                     gain=gain,
                     gives=text,
                 )
             )
         return decision.evolve(engines=tuple(rows))
 
-    def _reason(self, engine: Engine, *, is_startable: bool) -> str:
+    def _start_refusal(self, engine: Engine, *, is_startable: bool) -> str:
         if self.installed_only:
             return "installed" if is_startable else "not installed here"
         return (
@@ -100,7 +102,7 @@ class Startable(NamedTuple):
             else f"its image {engine.image} may not be started"
         )
 
-    def _cure(self, engine: Engine) -> str:
+    def _start_cure(self, engine: Engine) -> str:
         if not self.installed_only:
             return "name its repository in FITSERVE_ALLOWED_IMAGES"
         return f"fitserve engine install {engine.ref}" if engine.install is not None else ""

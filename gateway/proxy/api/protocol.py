@@ -79,18 +79,18 @@ def read_request_fields(body: bytes | bytearray) -> RequestFields:
     Of a repeated key the last counts, because engines read bodies with Python's json: both must see
     the same model.
     """
-    fields: RequestFields = _read(body, _REQUEST_FIELDS)
+    fields: RequestFields = _decode_body(body, _REQUEST_FIELDS)
     return fields
 
 
 def read_fields(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
     """The fields of a JSON object, each value as raw bytes. Of a repeated key the last counts.
     Raises BadRequest."""
-    fields: dict[str, msgspec.Raw] = _read(body, _FIELDS)
+    fields: dict[str, msgspec.Raw] = _decode_body(body, _FIELDS)
     return fields
 
 
-def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
+def _decode_body(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         if not body.isascii():
             body.decode()  # msgspec leaves values raw and does not check their UTF-8

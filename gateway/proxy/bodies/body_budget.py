@@ -92,7 +92,7 @@ class BodyBudget:
 
         Raises Busy if there is no room for the present bytes.
         """
-        share = self._count(owner, size)
+        share = self._count_bytes(owner, size)
         if share.waits:
             return False
         self._growing[owner] = share
@@ -111,7 +111,7 @@ class BodyBudget:
     def keep(self, owner: BodyOwner, size: int, *, is_pressed: bool = False) -> None:
         """Count `size` bytes of a body that is complete. `is_pressed`: they are on their way to
         the engine."""
-        share = self._count(owner, size)
+        share = self._count_bytes(owner, size)
         self._stop_waiting(share)
         share.is_pressed, share.checked_at = is_pressed, None
         self._growing.pop(owner, None)
@@ -122,7 +122,7 @@ class BodyBudget:
         share = self._shares.pop(owner, None)
         if share is None:
             return
-        self._add(owner, -share.size)
+        self._add_bytes(owner, -share.size)
         if not self._by_account[owner.account]:
             del self._by_account[owner.account]
         if self._owners_beyond_limit.get(owner.account) is owner:
@@ -162,15 +162,15 @@ class BodyBudget:
                 else:
                     share.checked_at, share.moved_bytes = time, moved_bytes
 
-    def _count(self, owner: BodyOwner, size: int) -> _Share:
+    def _count_bytes(self, owner: BodyOwner, size: int) -> _Share:
         share = self._shares.get(owner)
         if share is None:
             share = self._shares[owner] = _Share()
-        self._add(owner, size - share.size)
+        self._add_bytes(owner, size - share.size)
         share.size = size
         return share
 
-    def _add(self, owner: BodyOwner, size: int) -> None:
+    def _add_bytes(self, owner: BodyOwner, size: int) -> None:
         self.used_bytes += size
         self._by_account[owner.account] += size
 

@@ -31,11 +31,11 @@ class AccessLog(Metrics):
 
     def count_refusal(self, exchange: Exchange, error: FitserveError) -> None:
         super().count_refusal(exchange, error)
-        self._log(exchange, error.status, "refused", error.code)
+        self._log_exchange(exchange, error.status, "refused", error.code)
 
     def count_rejection(self, error: FitserveError, id_: str, address: str) -> None:
         super().count_rejection(error, id_, address)
-        _write(
+        _write_event(
             "request",
             {
                 "id": id_,
@@ -49,12 +49,14 @@ class AccessLog(Metrics):
     def count_completion(self, exchange: Exchange) -> None:
         super().count_completion(exchange)
         if exchange.outcome != "refused":
-            self._log(exchange, exchange.answer.status, exchange.outcome, None)
+            self._log_exchange(exchange, exchange.answer.status, exchange.outcome, None)
 
-    def _log(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
+    def _log_exchange(
+        self, exchange: Exchange, status: int, outcome: str, code: str | None
+    ) -> None:
         started_at, first = exchange.started_at, exchange.first_byte_at
         prompt, completion, _ = exchange.usage
-        _write(
+        _write_event(
             "request",
             {
                 "id": exchange.id,
@@ -105,7 +107,7 @@ class AdminRequest:
         """Log the end of the request. The status is empty if its client left before the answer."""
         client = self._scope.get("client")
         has_succeeded = self._status is not None and self._status < 400
-        _write(
+        _write_event(
             "admin",
             {
                 "id": self._id,
@@ -121,7 +123,7 @@ class AdminRequest:
         )
 
 
-def _write(event: str, fields: dict[str, Any]) -> None:
+def _write_event(event: str, fields: dict[str, Any]) -> None:
     line = {"event": event, "timestamp": datetime.now(UTC).isoformat(), **fields}
     sys.stderr.write(visible(msgspec.json.encode(line).decode()) + "\n")
     sys.stderr.flush()

@@ -422,14 +422,15 @@ def render(samples: Iterable[Sample]) -> str:
             names = (*metric.labels, "le") if ending == "_bucket" else metric.labels
             for name, labels, value in samples_by_name.pop(metric.name + ending, ()):
                 pairs = ",".join(
-                    f'{key}="{_escape(label)}"' for key, label in zip(names, labels, strict=True)
+                    f'{key}="{_escape_label(label)}"'
+                    for key, label in zip(names, labels, strict=True)
                 )
                 lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
     assert not samples_by_name, f"not in the table: {', '.join(samples_by_name)}"  # noqa: S101
     return "\n".join((*lines, ""))
 
 
-def _escape(label: str) -> str:
+def _escape_label(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

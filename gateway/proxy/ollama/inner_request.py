@@ -72,7 +72,7 @@ class InnerAnswer:
     async def read_head(self) -> None:
         """Read to the end of the head. Raises ConnectionError."""
         while not self._has_head or self.status < 200:
-            await self._read()
+            await self._read_answer()
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The pieces of the body. Raises ConnectionError where the answer is cut off."""
@@ -82,7 +82,7 @@ class InnerAnswer:
                 yield piece
             if self._is_complete:
                 return
-            await self._read()
+            await self._read_answer()
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The whole lines of the body. Raises ConnectionError, UpstreamError."""
@@ -107,7 +107,7 @@ class InnerAnswer:
                 raise _size_error("The engine's answer", ANSWER_BYTES)
         return b"".join(pieces)
 
-    async def _read(self) -> None:
+    async def _read_answer(self) -> None:
         data = await self._reader.read(_READ_BYTES)
         if not data:
             raise ConnectionResetError("the answer was cut off")
@@ -147,7 +147,7 @@ async def inner_request(
         inner_connection.transport.close()
         raise
     try:
-        writer.write(_head(method, path, headers, len(body)))
+        writer.write(_request_head(method, path, headers, len(body)))
         writer.write(body)
         answer = InnerAnswer(reader)
         await answer.read_head()
@@ -157,7 +157,9 @@ async def inner_request(
         inner_connection.transport.close()
 
 
-def _head(method: str, path: str, headers: Iterable[tuple[bytes, bytes]], length: int) -> bytes:
+def _request_head(
+    method: str, path: str, headers: Iterable[tuple[bytes, bytes]], length: int
+) -> bytes:
     lines = [b"%s %s HTTP/1.1" % (method.encode(), path.encode())]
     lines += [
         b"%s: %s" % (name, value) for name, value in headers if name not in _CONNECTION_HEADERS

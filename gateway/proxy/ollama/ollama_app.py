@@ -173,11 +173,11 @@ class _OllamaCall:
         body = dump(fields)
         disconnection = asyncio.ensure_future(self._wait_for_leave(asyncio.current_task()))
         try:
-            await self._translate(request, name, body)
+            await self._translate_request(request, name, body)
         finally:
             disconnection.cancel()
 
-    async def _translate(self, request: OpenAIRequest, name: str, body: bytes) -> None:
+    async def _translate_request(self, request: OpenAIRequest, name: str, body: bytes) -> None:
         async with self._inner_request("POST", request.path, body) as inner_answer:
             if inner_answer.status >= 400:
                 error = _answer_event(await inner_answer.body())
@@ -186,7 +186,7 @@ class _OllamaCall:
                 )
             elif request.stream:
                 answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
-                await self._stream(inner_answer, answer)
+                await self._stream_answer(inner_answer, answer)
             else:
                 event = _answer_event(await inner_answer.body())
                 with _readable_answer():
@@ -204,7 +204,7 @@ class _OllamaCall:
         answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
         return answer.load_end(times) if request.loads else answer.whole(event, times)
 
-    async def _stream(self, inner_answer: InnerAnswer, answer: StreamedAnswer) -> None:
+    async def _stream_answer(self, inner_answer: InnerAnswer, answer: StreamedAnswer) -> None:
         await self._start_answer(200, b"application/x-ndjson", inner_answer.headers)
         async for line in inner_answer.lines():
             if await self._pass_on(line, answer):

@@ -138,13 +138,13 @@ def _messages(messages: list[Any]) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message, Mapping):
             raise _wrong_field_error("messages", "a list of objects")
-        fields = {"role": message.get("role"), "content": _content(message)}
+        fields = {"role": message.get("role"), "content": _message_content(message)}
         if calls := message.get("tool_calls"):
             if not isinstance(calls, list):
                 raise _wrong_field_error("tool_calls", "a list of functions with a name")
             fields["tool_calls"] = []
             for call in calls:
-                function = _function(call)
+                function = _called_function(call)
                 count += 1
                 id_ = call.get("id") or f"call_{count}"
                 open_calls.append((id_, function["name"]))
@@ -165,7 +165,7 @@ def _take_call(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) ->
     return id_ or "call_0"
 
 
-def _function(call: Any) -> dict[str, str]:
+def _called_function(call: Any) -> dict[str, str]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise _wrong_field_error("tool_calls", "a list of functions with a name")
@@ -174,7 +174,7 @@ def _function(call: Any) -> dict[str, str]:
     return {"name": function["name"], "arguments": text}
 
 
-def _content(message: Mapping[str, Any]) -> Any:
+def _message_content(message: Mapping[str, Any]) -> Any:
     text, images = message.get("content") or "", message.get("images")
     if not images:
         return text

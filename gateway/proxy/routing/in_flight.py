@@ -109,7 +109,7 @@ def _exchange_row(exchange: Exchange, table: RouteTable, clock_lead: float) -> R
         endpoint=exchange.endpoint.name,
         key=exchange.key.name,
         address=exchange.address,
-        phase=_phase(exchange, table),
+        phase=_phase_of(exchange, table),
         replica=exchange.replica.id if exchange.replica is not None else None,
         began_at=round(exchange.started_at + clock_lead, 1),
         first_byte_s=round(exchange.first_byte_at - exchange.started_at, 3)
@@ -120,7 +120,7 @@ def _exchange_row(exchange: Exchange, table: RouteTable, clock_lead: float) -> R
     )
 
 
-def _phase(exchange: Exchange, table: RouteTable) -> Phase:
+def _phase_of(exchange: Exchange, table: RouteTable) -> Phase:
     if exchange.state == "queued":
         route = table.models.get(exchange.model)
         return (

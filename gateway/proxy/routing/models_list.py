@@ -50,8 +50,8 @@ def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
     that name. Fields of OpenAI and Anthropic stand side by side, for SDKs of both. Raises
     ModelNotFound."""
     if name:
-        return _model(table.find(name, key))
-    data = [_model(route) for route in table.models.values() if route.is_visible_to(key)]
+        return _model_entry(table.find(name, key))
+    data = [_model_entry(route) for route in table.models.values() if route.is_visible_to(key)]
     ends = (
         {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         if data
@@ -60,7 +60,7 @@ def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
     return {"object": "list", "data": data, "has_more": False, **ends}
 
 
-def _model(route: ModelRoute) -> dict[str, Any]:
+def _model_entry(route: ModelRoute) -> dict[str, Any]:
     card = route.card
     return {
         "id": route.name,

@@ -236,11 +236,11 @@ def table_of(table: RouteTable) -> RouteTableMessage:
         tuple(
             replace(
                 route,
-                detail=_text(route.detail),
+                detail=_encodable_text(route.detail),
                 replicas=tuple(
                     replica
                     for replica in route.replicas
-                    if replica.served_name == _text(replica.served_name)
+                    if replica.served_name == _encodable_text(replica.served_name)
                 ),
             )
             for route in table.models.values()
@@ -248,7 +248,7 @@ def table_of(table: RouteTable) -> RouteTableMessage:
     )
 
 
-def _text(text: str) -> str:
+def _encodable_text(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 

@@ -254,7 +254,7 @@ class Workers:
         for listener in self.listeners:
             listener.close()
         for worker in self._running_workers.values():
-            _end(worker.process)
+            _end_process(worker.process)
 
     async def close(self) -> None:
         """End all workers. Returns when they have ended."""
@@ -280,7 +280,7 @@ class Workers:
         while not self._drain_event.is_set():
             start_s = time.monotonic()
             try:
-                code: int | None = await self._run(index)
+                code: int | None = await self._run_worker(index)
             except Exception:
                 log.exception("a worker cannot be started", worker=index)
                 code = None
@@ -294,7 +294,7 @@ class Workers:
                     async with asyncio.timeout(wait_s):
                         await self._drain_event.wait()
 
-    async def _run(self, index: int) -> int:
+    async def _run_worker(self, index: int) -> int:
         """Start a worker and read its messages until it has ended. Returns the worker's exit
         code."""
         local_end, remote_end = socket.socketpair()
@@ -323,16 +323,16 @@ class Workers:
         worker = _Worker(index, process, await Channel.open(local_end), time.monotonic())
         try:
             # No table can change between these two statements.
-            worker.channel.send(self._begin())
+            worker.channel.send(self._begin_message())
             self._running_workers[index] = worker
             if self._drain_event.is_set():
-                _end(process)
+                _end_process(process)
             await self._read_reports(worker)
         finally:
             code = await self._clean_up(worker)
         return code
 
-    def _begin(self) -> Begin:
+    def _begin_message(self) -> Begin:
         settings = self._settings
         return Begin(
             workers=settings.workers,
@@ -440,6 +440,6 @@ def _is_lasting(name: str) -> bool:
     )
 
 
-def _end(process: asyncio.subprocess.Process) -> None:
+def _end_process(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()

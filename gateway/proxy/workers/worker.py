@@ -133,7 +133,7 @@ class Worker:
         if channel.unread_bytes < _MAX_UNREAD_BYTES:
             samples = None
             if start_s >= self._count_at:
-                samples = tuple(self._samples())
+                samples = tuple(self._worker_samples())
                 # Many series are counted less often, so that counting takes at most a hundredth of
                 # the time.
                 self._count_at = time.monotonic() + 100 * (time.monotonic() - start_s) - REPORT_S
@@ -148,12 +148,12 @@ class Worker:
 
     async def send_last_report(self, channel: Channel) -> None:
         """Send the last counts."""
-        self._send_report(channel, tuple(self._samples()))
+        self._send_report(channel, tuple(self._worker_samples()))
         for _ in range(100):
             if channel.unread_bytes:
                 await asyncio.sleep(0.01)
 
-    def _samples(self) -> Iterator[Sample]:
+    def _worker_samples(self) -> Iterator[Sample]:
         yield from self.metrics.samples()
         for name in self.routes.table.models:
             if waiting_count := self.routes.waiting(name):

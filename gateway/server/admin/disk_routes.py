@@ -95,7 +95,7 @@ class RemovedWeights(Value):
 async def disk(request: Request) -> DiskView:
     """The disk space of models and engines, and the models that need it."""
     models = gateway_of(request).loop.fleet.models
-    usage, users = await read_disk(_job(request)), _users(models)
+    usage, users = await read_disk(_disk_job(request)), _models_by_snapshot(models)
     revisions = [
         RevisionView(**entry, models=tuple(sorted(users.get((entry["repo"], entry["commit"]), ()))))
         for entry in usage.pop("revisions")
@@ -166,7 +166,7 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     await owner_commands.remove(name)
     while fleet.models.get(name) is model:  # noqa: ASYNC110 - its engines stop, which takes seconds
         await asyncio.sleep(_POLL_S)
-    users = _users(fleet.models)
+    users = _models_by_snapshot(fleet.models)
     references = tuple(
         KeptRevision(repo=revision[0], commit=revision[1], models=tuple(sorted(users[revision])))
         for revision in sorted(own_revisions)
@@ -174,7 +174,7 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     )
     unused_revisions = sorted(own_revisions - users.keys())
     removal = (
-        await read_disk(_job(request)._replace(remove=unused_revisions))
+        await read_disk(_disk_job(request)._replace(remove=unused_revisions))
         if unused_revisions
         else {"freed_bytes": 0, "removed": []}
     )
@@ -206,7 +206,7 @@ def revisions(model: ManagedModel) -> set[tuple[str, str]]:
     return pairs | {pair for pair in map(revision_of, sources) if pair is not None}
 
 
-def _users(models: Mapping[str, ManagedModel]) -> dict[tuple[str, str], set[str]]:
+def _models_by_snapshot(models: Mapping[str, ManagedModel]) -> dict[tuple[str, str], set[str]]:
     users: dict[tuple[str, str], set[str]] = {}
     for model in models.values():
         for revision in revisions(model):
@@ -214,6 +214,6 @@ def _users(models: Mapping[str, ManagedModel]) -> dict[tuple[str, str], set[str]
     return users
 
 
-def _job(request: Request) -> DiskJob:
+def _disk_job(request: Request) -> DiskJob:
     settings = gateway_of(request).front.settings
     return DiskJob(str(settings.models), str(settings.data / "hub"), str(settings.data))

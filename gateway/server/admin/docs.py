@@ -48,15 +48,15 @@ def page(api: dict[str, Any]) -> str:
     )
     intro = "<p>The same for programs: <a href=/admin/openapi.json>/admin/openapi.json</a></p>"
     calls = (
-        _operation(method, path, operation)
+        _operation_html(method, path, operation)
         for path, methods in api["paths"].items()
         for method, operation in methods.items()
     )
-    schemas = (_schema(name, schema) for name, schema in api["components"]["schemas"].items())
+    schemas = (_schema_html(name, schema) for name, schema in api["components"]["schemas"].items())
     return "\n".join((head, intro, *calls, "<h1>Values</h1>", *schemas))
 
 
-def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+def _operation_html(method: str, path: str, operation: dict[str, Any]) -> str:
     lines = [
         f"<h2><code>{method.upper()} {escape(path)}</code></h2>",
         f"<p>{escape(operation.get('description', ''))}</p>",
@@ -87,7 +87,7 @@ def _success(responses: dict[str, Any]) -> dict[str, Any]:
     return next((response for status, response in responses.items() if status.startswith("2")), {})
 
 
-def _schema(name: str, schema: dict[str, Any]) -> str:
+def _schema_html(name: str, schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     rows = [
         (

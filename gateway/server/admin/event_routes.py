@@ -91,7 +91,7 @@ async def stream(
 ) -> AsyncIterator[bytes]:
     """`earlier_events`, then the events after `number`, until the gateway stops."""
     yield b"retry: %d\n\n" % _RETRY_MS + b"".join(
-        _frame(event.id, event.model_dump_json().encode()) for event in earlier_events
+        _event_frame(event.id, event.model_dump_json().encode()) for event in earlier_events
     )
     while True:
         batch = await log.events_after(number, model)
@@ -99,7 +99,7 @@ async def stream(
         if batch.has_gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
         elif batch.events:
-            yield b"".join([_frame(event.number, event.text) for event in batch.events])
+            yield b"".join([_event_frame(event.number, event.text) for event in batch.events])
         elif not has_moved:
             if log.is_over(number):
                 return
@@ -107,5 +107,5 @@ async def stream(
                 yield b": still here\n\n"
 
 
-def _frame(number: int, text: bytes) -> bytes:
+def _event_frame(number: int, text: bytes) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (number, text)

@@ -181,19 +181,20 @@ def view(
         keep_alive=keep_alive_s if model.replicas else None,
         on_request=model.waits_for_request,
         wish=model.wish,
-        replicas=tuple(_replica(replica, starts) for replica in model.replicas),
+        replicas=tuple(_replica_view(replica, starts) for replica in model.replicas),
         plan=_plan(model, live) if live and shows_all else None,
         start=_expected_start(loaded_model, starts) if loaded_model and shows_all else None,
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(
-            _attempt(attempt, attempts[position + 1 :]) for position, attempt in enumerate(attempts)
+            _attempt_view(attempt, attempts[position + 1 :])
+            for position, attempt in enumerate(attempts)
         ),
-        change=_change(model),
+        change=_change_view(model),
     )
 
 
-def _change(model: ManagedModel) -> ChangeView | None:
+def _change_view(model: ManagedModel) -> ChangeView | None:
     change, generation = model.change, model.wanted_generation
     if change is None:
         return None
@@ -222,7 +223,7 @@ def _plan(model: ManagedModel, live: Attempt) -> Plan:
     return live.plan.evolve(grade=live.grade, speed=speed)
 
 
-def _replica(replica: ReplicaState, starts: StartRecord) -> ReplicaView:
+def _replica_view(replica: ReplicaState, starts: StartRecord) -> ReplicaView:
     attempt = replica.attempt
     plan = attempt.plan if attempt is not None else None
     return ReplicaView(
@@ -237,7 +238,7 @@ def _replica(replica: ReplicaState, starts: StartRecord) -> ReplicaView:
         memory_bytes=plan.memory.promised_bytes if plan else None,
         ready_at=attempt.ready_at if attempt else None,
         follows=_follows(replica.history[-1], [attempt]) if attempt and replica.history else None,
-        start=_start(replica, starts),
+        start=_start_view(replica, starts),
     )
 
 
@@ -248,7 +249,7 @@ def _expected_start(replica: ReplicaState, starts: StartRecord) -> ExpectedStart
     return ExpectedStart(conditions=replica.conditions, time=time_s)
 
 
-def _start(replica: ReplicaState, starts: StartRecord) -> StartView | None:
+def _start_view(replica: ReplicaState, starts: StartRecord) -> StartView | None:
     clock, attempt = replica.start_clock, replica.attempt
     if attempt is None or not replica.is_launching:
         return None
@@ -275,7 +276,7 @@ def _follows(failed_attempt: Attempt, later_attempts: Iterable[Attempt]) -> Foll
     )
 
 
-def _attempt(attempt: Attempt, later_attempts: Iterable[Attempt]) -> AttemptView:
+def _attempt_view(attempt: Attempt, later_attempts: Iterable[Attempt]) -> AttemptView:
     return AttemptView(
         id=attempt.id,
         replica=attempt.replica,

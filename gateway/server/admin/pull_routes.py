@@ -56,15 +56,15 @@ async def _json_lines(
     first: DownloadProgress, further_progress: AsyncGenerator[DownloadProgress, None]
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(further_progress) as lines:
-        yield _line(first)
+        yield _progress_line(first)
         try:
             async for progress in lines:
-                yield _line(progress)
+                yield _progress_line(progress)
         except FitserveError as error:
             yield _json_line(error.envelope())
 
 
-def _line(progress: DownloadProgress) -> bytes:
+def _progress_line(progress: DownloadProgress) -> bytes:
     fields: dict[str, Any] = {
         "done": progress.done,
         "total": progress.total,

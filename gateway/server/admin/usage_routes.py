@@ -92,7 +92,7 @@ async def usage(
     """Requests and tokens by day, key and model. Counts of the last second of a worker may be
     missing."""
     first, last = period
-    columns = _parts(by)
+    columns = _named_columns(by)
     gateway = gateway_of(request)
     await gateway.usage.flush()
     table = gateway.store.usage
@@ -106,10 +106,12 @@ async def usage(
     if format_ == "json":
         return UsageList(data=tuple(used_rows), first=first, last=last)
     headers = {"content-disposition": f'attachment; filename="usage-{first}-{last}.csv"'}
-    return Response(_csv(used_rows, columns), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(
+        _csv_text(used_rows, columns), media_type="text/csv; charset=utf-8", headers=headers
+    )
 
 
-def _parts(columns: str) -> tuple[Part, ...]:
+def _named_columns(columns: str) -> tuple[Part, ...]:
     """The columns that `columns` names. Raises BadRequest."""
     names = {part.strip() for part in columns.split(",") if part.strip()}
     if unknown_names := sorted(names - set(PARTS)):
@@ -130,7 +132,7 @@ def _used_view(row: UsageRow, columns: tuple[Part, ...]) -> Used:
     )
 
 
-def _csv(usage_rows: Iterable[Used], columns: tuple[Part, ...]) -> str:
+def _csv_text(usage_rows: Iterable[Used], columns: tuple[Part, ...]) -> str:
     file = io.StringIO()
     names = [*columns, *UsageRow._fields[3:]]
     writer = csv.writer(file)

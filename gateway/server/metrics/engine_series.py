@@ -72,8 +72,8 @@ class EngineSeries:
         self._reading = SupervisedTask(self._read_all, "reading the metrics of engines")
 
     def samples(self) -> Iterator[Sample]:
-        for model, replica in self._ready():
-            read = self._reads.get(_name(replica))
+        for model, replica in self._ready_replicas():
+            read = self._reads.get(_series_name(replica))
             if read is None:
                 continue
             values, labels = read.values, (model, str(replica.index))
@@ -88,7 +88,7 @@ class EngineSeries:
     async def close(self) -> None:
         await self._reading.close()
 
-    def _ready(self) -> Iterator[tuple[str, ReplicaState]]:
+    def _ready_replicas(self) -> Iterator[tuple[str, ReplicaState]]:
         for name, model in self._models.items():
             for replica in model.replicas:
                 if (
@@ -99,10 +99,10 @@ class EngineSeries:
                     yield name, replica
 
     async def _read_all(self) -> float:
-        ready = [replica for _, replica in self._ready()]
+        ready = [replica for _, replica in self._ready_replicas()]
         reads = await asyncio.gather(*(self._read(replica) for replica in ready))
         self._reads = {
-            _name(replica): read
+            _series_name(replica): read
             for replica, read in zip(ready, reads, strict=True)
             if read is not None
         }
@@ -123,7 +123,8 @@ class EngineSeries:
         except (NoAnswerError, FitserveError):
             return None
         return _Read(
-            engine, _values(body, engine, former_read.values if former_read is not None else {})
+            engine,
+            _series_values(body, engine, former_read.values if former_read is not None else {}),
         )
 
 
@@ -134,7 +135,9 @@ async def _metrics(watcher: Watcher) -> bytes:
     return answer.body if answer.status == _OK else b""
 
 
-def _values(body: bytes, engine: Engine, former_values: Mapping[str, float]) -> dict[str, float]:
+def _series_values(
+    body: bytes, engine: Engine, former_values: Mapping[str, float]
+) -> dict[str, float]:
     series = dict(engine.series)
     use = series.pop("kv_use", None)
     values = {**(sum_series(body, engine.counters) or {}), **(sum_series(body, series) or {})}
@@ -149,5 +152,5 @@ def _values(body: bytes, engine: Engine, former_values: Mapping[str, float]) -> 
     return values
 
 
-def _name(replica: ReplicaState) -> str:
+def _series_name(replica: ReplicaState) -> str:
     return replica.attempt.instance_name if replica.attempt is not None else ""

@@ -40,22 +40,22 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 async def metrics(request: Request) -> PlainTextResponse:
     """All metrics in Prometheus' text format."""
     gateway = gateway_of(request)
-    text = await gateway.shared_answer("metrics", partial(_text, gateway))
+    text = await gateway.shared_answer("metrics", partial(_metrics_text, gateway))
     return PlainTextResponse(text, media_type=_CONTENT_TYPE)
 
 
-async def _text(gateway: Gateway) -> bytes:
+async def _metrics_text(gateway: Gateway) -> bytes:
     front, loop = gateway.front, gateway.loop
     facts = await asyncio.to_thread(gateway.store.fact_counts)
     models = loop.fleet.models
     samples = [
         *front.metrics.samples(),
         *gateway.starts.samples(models),
-        *_models(models, front.plane),
-        *_loop(loop.evictor, loop.health),
-        *_process(),
+        *_model_samples(models, front.plane),
+        *_loop_samples(loop.evictor, loop.health),
+        *_process_samples(),
     ]
-    samples += [*gateway.engine_series.samples(), *_gpus(front.gpus)]
+    samples += [*gateway.engine_series.samples(), *_gpu_samples(front.gpus)]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
     if front.workers is not None:
         samples = _sum_samples([*samples, *front.workers.samples()])
@@ -114,7 +114,7 @@ class StartCounter:
             yield "fitserve_failures_total", labels, count
 
 
-def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sample]:
+def _model_samples(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sample]:
     for state, count in Counter(status(model)[0] for model in models.values()).items():
         yield "fitserve_models", (state,), count
     planned_counts: Counter[str] = Counter()
@@ -135,13 +135,13 @@ def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sampl
     yield "fitserve_connections", (), len(plane.connections)
 
 
-def _loop(evictor: Evictor, health: LoopHealth) -> Iterator[Sample]:
+def _loop_samples(evictor: Evictor, health: LoopHealth) -> Iterator[Sample]:
     for labels, count in evictor.unloads.items():
         yield "fitserve_unloads_total", labels, count
     yield "fitserve_loop_age_seconds", (), round(time.monotonic() - health.last_pass, 3)
 
 
-def _gpus(watch: GpuWatch) -> Iterator[Sample]:
+def _gpu_samples(watch: GpuWatch) -> Iterator[Sample]:
     for uuid, reading in watch.readings.items():
         yield "fitserve_gpu_info", (uuid, str(reading.index), reading.name), 1
         for name, value in (
@@ -162,7 +162,7 @@ def _gpus(watch: GpuWatch) -> Iterator[Sample]:
         yield "fitserve_gpu_errors_total", (uuid, str(xid)), count
 
 
-def _process() -> Iterator[Sample]:
+def _process_samples() -> Iterator[Sample]:
     yield "fitserve_build_info", (__version__, platform.python_version()), 1
     # The name before `)` may contain anything; fields 3 and on of proc(5) follow.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -257,7 +257,7 @@ def live_models(
         if name in ("fitserve_requests_in_flight", "fitserve_requests_queued"):
             request_counts[name, labels[0]] = request_counts.get((name, labels[0]), 0) + int(value)
     return [
-        _model(
+        _live_model(
             model,
             routes,
             lambda name, model_name: request_counts.get((name, model_name), 0),
@@ -282,7 +282,7 @@ def _holders(models: Iterable[ManagedModel]) -> dict[str, list[GpuEngine]]:
     return holders
 
 
-def _model(
+def _live_model(
     model: ManagedModel, routes: Routes, count: Callable[[str, str], int], expected_start: Expected
 ) -> LiveModel:
     name, (state, detail) = model.wish.name, status(model)
@@ -308,7 +308,7 @@ def _model(
         ),
         running=count("fitserve_requests_in_flight", name),
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
-        replicas=[_replica(replica, routes, expected_start) for replica in model.replicas],
+        replicas=[_live_replica(replica, routes, expected_start) for replica in model.replicas],
         endpoints=[
             LiveEndpoint(url=endpoint.url, state=endpoint.state, detail=endpoint.detail)
             for endpoint in model.endpoints
@@ -316,7 +316,7 @@ def _model(
     )
 
 
-def _replica(replica: ReplicaState, routes: Routes, expected_start: Expected) -> LiveReplica:
+def _live_replica(replica: ReplicaState, routes: Routes, expected_start: Expected) -> LiveReplica:
     attempt = replica.attempt
     plan = attempt.plan if attempt is not None else None
     return LiveReplica(
@@ -324,7 +324,7 @@ def _replica(replica: ReplicaState, routes: Routes, expected_start: Expected) ->
         state=replica.status.state,
         detail=replica.status.reason,
         phase=replica.phase if replica.status.state in ("starting", "verifying") else None,
-        progress=_download(replica.progress),
+        progress=_live_download(replica.progress),
         attempt=attempt.id if attempt is not None else None,
         started_at=attempt.started_at if attempt is not None else None,
         ready_at=attempt.ready_at if attempt is not None else None,
@@ -335,11 +335,11 @@ def _replica(replica: ReplicaState, routes: Routes, expected_start: Expected) ->
         bytes=plan.memory.promised_bytes if plan is not None else None,
         in_flight=routes.in_flight(attempt.instance_name) if attempt is not None else 0,
         at_once=plan.at_once if plan is not None else None,
-        start=_start(replica, expected_start),
+        start=_live_start(replica, expected_start),
     )
 
 
-def _start(replica: ReplicaState, expected_start: Expected) -> LiveStart | None:
+def _live_start(replica: ReplicaState, expected_start: Expected) -> LiveStart | None:
     attempt, clock = replica.attempt, replica.start_clock
     if attempt is None or not replica.is_launching:
         return None
@@ -387,7 +387,7 @@ def start_steps(
     ]
 
 
-def _download(progress: str) -> LiveDownload | None:
+def _live_download(progress: str) -> LiveDownload | None:
     if not isinstance(progress, TransferProgress):
         return None
     return LiveDownload(done=progress.bytes_done, total=progress.total, rate=progress.rate)

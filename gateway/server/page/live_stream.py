@@ -169,7 +169,7 @@ class LiveStream:
         if self._parts and reader.version < self._version:
             frame = self._frames.get(reader.version)
             if frame is None:
-                frame = self._frames[reader.version] = self._frame(reader.version)
+                frame = self._frames[reader.version] = self._next_frame(reader.version)
             reader.version, reader.sent_at = self._version, time.monotonic()
             return frame
         if time.monotonic() - reader.sent_at >= _MAX_SILENCE_S:
@@ -177,7 +177,7 @@ class LiveStream:
             return b":\n\n"
         return b""
 
-    def _frame(self, version_seen: int) -> bytes:
+    def _next_frame(self, version_seen: int) -> bytes:
         frame_parts = [b'"at":%.1f' % time.time()]
         frame_parts += [
             b'"%b":%b' % (name.encode(), data)

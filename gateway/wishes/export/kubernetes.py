@@ -46,7 +46,9 @@ def pod_spec(start: EngineStart, engine_container: dict[str, Any]) -> dict[str, 
         # A process 1 beside the engine: SGLang as process 1 reports a dead scheduler as success.
         "shareProcessNamespace": True,
         "containers": [engine_container],
-        "volumes": [{"name": name, **source} for name, (source, _, _) in _volumes(start).items()],
+        "volumes": [
+            {"name": name, **source} for name, (source, _, _) in _named_volumes(start).items()
+        ],
     }
 
 
@@ -61,7 +63,7 @@ def service(start: EngineStart, selector: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _volumes(start: EngineStart) -> dict[str, _Volume]:
+def _named_volumes(start: EngineStart) -> dict[str, _Volume]:
     volumes: dict[str, _Volume] = {
         f"model-{number}": (
             ({"hostPath": {"path": mount.source}}, mount.target, mount.read_only)
@@ -119,7 +121,7 @@ def container(start: EngineStart, *, is_probed: bool = True) -> dict[str, Any]:
         ),
         "volumeMounts": [
             {"name": name, "mountPath": path, "readOnly": is_read_only}
-            for name, (_, path, is_read_only) in _volumes(start).items()
+            for name, (_, path, is_read_only) in _named_volumes(start).items()
         ],
     }
 

@@ -173,7 +173,7 @@ class FlagReader:
     def read(self, words: Sequence[str]) -> ImportedFields:
         """The fields of a wish for these words behind the start of the engine."""
         self._fields, self._notices = {"engines": [self._engine.kind]}, []
-        positional, flags = self._split(words)
+        positional, flags = self._split_words(words)
         if positional:
             self._fields["source"] = positional[0]
         if len(positional) > 1:
@@ -181,10 +181,10 @@ class FlagReader:
             count = plural(len(positional) - 1, "further word")
             self._notices.append(f"{count} without a flag: the engine takes one model.")
         for name, values in flags:
-            self._add(name, values)
+            self._add_field(name, values)
         return ImportedFields(self._fields, self._notices)
 
-    def _split(self, words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    def _split_words(self, words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
         """Words without a flag, and the flags with their values."""
         positional: list[str] = []
         flags: list[tuple[str, list[str]]] = []
@@ -203,7 +203,11 @@ class FlagReader:
                 positional.append(words[at - 1])
                 continue
             values = [value] if separator else []
-            while at < len(words) and not words[at].startswith("-") and self._takes(name, values):
+            while (
+                at < len(words)
+                and not words[at].startswith("-")
+                and self._takes_values(name, values)
+            ):
                 values.append(words[at])
                 at += 1
             # A negative number is a value too.
@@ -213,13 +217,13 @@ class FlagReader:
             flags.append((name, values))
         return positional, flags
 
-    def _takes(self, name: str, values: Sequence[str]) -> bool:
+    def _takes_values(self, name: str, values: Sequence[str]) -> bool:
         flags = self._engine.flags
         flag = flags.get(name) or flags.get(name.removeprefix("no-"))
         is_switch = flag is not None and flag.type == "bool"
         return not is_switch and (not values or name in _LISTS)
 
-    def _add(self, name: str, values: list[str]) -> None:
+    def _add_field(self, name: str, values: list[str]) -> None:
         value = values[0] if values else ""
         planned_name = self._planned_names.get(name, name)
         match planned_name:
@@ -228,13 +232,13 @@ class FlagReader:
             case "served-model-name":
                 self._fields["names"] = values
             case "tensor-parallel-size" | "tp" | "tp-size":
-                self._number("tensor_parallel", value)
+                self._add_number("tensor_parallel", value)
             case "data-parallel-size" | "dp" | "dp-size":
                 key = "data_parallel" if "data-parallel-size" in self._engine.flags else "replicas"
                 if value != "1":
-                    self._number(key, value)
+                    self._add_number(key, value)
             case "max-model-len" | "context-length":
-                self._context(value)
+                self._add_context(value)
             case "dtype":
                 if value != "auto":
                     self._fields["dtype"] = _DTYPES.get(value, value)
@@ -243,7 +247,7 @@ class FlagReader:
             case "chat-template":
                 self._fields["chat_template"] = {"text": _TEMPLATE_FILE.format(value)}
             case "lora-modules" | "lora-paths":
-                self._loras(values)
+                self._add_adapters(values)
             case "enable-lora":
                 pass
             case "speculative-config":
@@ -282,13 +286,13 @@ class FlagReader:
                 flag_name == name if is_switch else setting
             )
 
-    def _number(self, field: str, value: str) -> None:
+    def _add_number(self, field: str, value: str) -> None:
         if (number := whole_number(value)) is not None:
             self._fields[field] = number
         else:
             self._notices.append(f"{field}: {value[:80]!r} is no number. Write the number.")
 
-    def _context(self, value: str) -> None:
+    def _add_context(self, value: str) -> None:
         match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kmKM]?)", value)
         if match:
             self._fields["context"] = int(float(match[1]) * _LETTERS[match[2]])
@@ -297,7 +301,7 @@ class FlagReader:
                 f"context: {value[:80]!r} is no number of tokens. Write the number."
             )
 
-    def _loras(self, values: Sequence[str]) -> None:
+    def _add_adapters(self, values: Sequence[str]) -> None:
         adapters = dict(value.split("=", 1) for value in values if "=" in value and value[0] != "{")
         if adapters:
             self._fields["loras"] = adapters

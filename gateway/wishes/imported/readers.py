@@ -366,7 +366,7 @@ def _read_engine_start(
     """The fields and problems of a command that starts an engine. volumes: of a service."""
     command = engine_command(words)
     if command is None:
-        source = _option(words, ("-hf", "-hfr", "--hf-repo", "-m", "--model"))
+        source = _option_value(words, ("-hf", "-hfr", "--hf-repo", "-m", "--model"))
         program = words[0].rpartition("/")[2][:80] if words else "the command"
         # `python -m` names no model.
         is_model = "/" in source or "gguf" in source.lower()
@@ -449,7 +449,7 @@ def _option_values(command: EngineCommand, names: Sequence[str]) -> list[str]:
     return values + [word.partition("=")[2] for word in words if word.startswith(prefixes)]
 
 
-def _option(words: Sequence[str], names: Sequence[str]) -> str:
+def _option_value(words: Sequence[str], names: Sequence[str]) -> str:
     return next((words[at + 1] for at, word in enumerate(words[:-1]) if word in names), "")
 
 

@@ -253,7 +253,7 @@ def test_the_probe_alone_shows_the_drivers_advice_about_a_card() -> None:
         None,
         "According to the driver it needs a reboot.",
     ]
-    check = doctor._gpus(probe(nvml=nvml))
+    check = doctor._check_gpus(probe(nvml=nvml))
     assert (check.state, "GPU 1: According to the driver it needs a reboot." in check.finding) == (
         "warn",
         True,

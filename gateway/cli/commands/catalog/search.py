@@ -54,7 +54,7 @@ def search(
     """Search the Hub for models, and show which fit. Each one and its quantized variants are
     planned for this machine or --hardware. Without the Hub, the cache is searched. Exit code 3 when
     nothing fits."""
-    _show(_judge(" ".join(words), use, hardware, folder, limit), as_json=as_json)
+    _show_models(_judged_models(" ".join(words), use, hardware, folder, limit), as_json=as_json)
 
 
 def fits(
@@ -73,14 +73,18 @@ def fits(
     --for. Exit code 3 when nothing fits."""
     if places:
         folders = [*places, *(folder or ())]
-        models = _judge("", use, hardware, folders, limit, asks_hub=False)
-        _show(models, as_json=as_json)
+        models = _judged_models("", use, hardware, folders, limit, asks_hub=False)
+        _show_models(models, as_json=as_json)
         return
     use = use or "chat"
-    _show(_judge("", use, hardware, folder, limit), as_json=as_json, order_words=_USE_ORDERS[use])
+    _show_models(
+        _judged_models("", use, hardware, folder, limit),
+        as_json=as_json,
+        order_words=_USE_ORDERS[use],
+    )
 
 
-def _judge(
+def _judged_models(
     words: str,
     use: str | None,
     hardware: str | None,
@@ -133,7 +137,7 @@ def _judge(
     return judged_models
 
 
-def _show(models: list[Any], *, as_json: bool, order_words: str = "") -> None:
+def _show_models(models: list[Any], *, as_json: bool, order_words: str = "") -> None:
     """Print the models; exit code 3 where none fits. order_words: why they stand so; with it, each
     base model has one row, its best form."""
     fitting_models = [model for model in models if model.fits]

@@ -70,7 +70,11 @@ def bench(
         )
     )
     other_requests = _describe_other_requests(count_before, load.request_count)
-    fields = {**report.model_dump(), "disturbed": other_requests, "fingerprint": _fingerprint(view)}
+    fields = {
+        **report.model_dump(),
+        "disturbed": other_requests,
+        "fingerprint": _plan_fingerprint(view),
+    }
     stored_bench = call(
         "POST",
         model_path(name, "/bench"),
@@ -80,7 +84,7 @@ def bench(
     if as_json:
         say(json.dumps({**stored_bench, "expected": expected_speed}, indent=2))
     else:
-        _show(stored_bench, expected_speed)
+        _show_bench(stored_bench, expected_speed)
 
 
 def _target(name: str, plan: Any) -> tuple[Any, int]:
@@ -106,7 +110,7 @@ def _planned_concurrency(plan: Any, view: Any) -> int:
     return int(min(view["wish"]["concurrency"] or 32, max_requests))
 
 
-def _fingerprint(view: Any) -> str | None:
+def _plan_fingerprint(view: Any) -> str | None:
     ready_attempts = [
         replica["attempt"] for replica in view["replicas"] if replica["state"] == "ready"
     ]
@@ -141,7 +145,7 @@ def _describe_other_requests(count_before: int, own_count: int) -> str:
     )
 
 
-def _show(stored_bench: Any, expected_speed: Any) -> None:
+def _show_bench(stored_bench: Any, expected_speed: Any) -> None:
     bench, last = stored_bench["bench"], stored_bench["last"] or {}
     print_paragraph(
         f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,},"
@@ -181,7 +185,7 @@ def _show(stored_bench: Any, expected_speed: Any) -> None:
     print_table(("", "NOW", "EXPECTED", "OFF", "LAST"), rows)
     say("")
     latencies = [
-        (f"{level['concurrency']:,}", level["requests"], *_seconds(level))
+        (f"{level['concurrency']:,}", level["requests"], *_duration_cells(level))
         for level in bench["levels"]
     ]
     print_table(("AT ONCE", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies)
@@ -204,6 +208,6 @@ def _forecast(speed: Any) -> Any:
     return {"concurrency": speed["concurrency"], **values}
 
 
-def _seconds(level: Any) -> list[str]:
+def _duration_cells(level: Any) -> list[str]:
     names = ("latency_p50_s", "latency_p95_s", "first_token_p50_s", "first_token_p95_s")
     return [f"{level[name]:.3g} s" for name in names]

@@ -48,7 +48,7 @@ def tune(
         call("DELETE", path)
         raise
     if not as_json:
-        _show(report)
+        _show_report(report)
     if report["wish"] is not None and report["state"] == "done":
         report = _settle(
             name, report, takes_best=take, asks_user=not as_json and sys.stdin.isatty()
@@ -101,7 +101,7 @@ def _line(plan: Any) -> str:
     )
 
 
-def _show(report: Any) -> None:
+def _show_report(report: Any) -> None:
     rows = []
     for index, plan in enumerate(report["tried"]):
         speed = plan["speed"]

@@ -86,10 +86,10 @@ class Writing(FrozenRecord, frozen=True, eq=False):
     ) -> Choice[str]:
         key = engine.ref, engine.image, flag
         if key not in self._choices:
-            self._choices[key] = self._choice(dialect, engine, flag, subject)
+            self._choices[key] = self._parser_choice(dialect, engine, flag, subject)
         return self._choices[key]
 
-    def _choice(
+    def _parser_choice(
         self, dialect: Dialect | None, engine: Engine, flag: str, subject: str
     ) -> Choice[str]:
         spec, option = self.spec, engine.flags.get(flag)

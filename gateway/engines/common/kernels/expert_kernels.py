@@ -286,7 +286,7 @@ def _first_backend(
                 return _no_backend(
                     method, *refusals, Refusal(kernel=short_name, reason=method_refusal)
                 )
-            return _choice(method, backend, short_name, subject, tuple(refusals))
+            return _moe_choice(method, backend, short_name, subject, tuple(refusals))
         refusals.append(Refusal(kernel=short_name, reason=reason))
     return _no_backend(method, *refusals)
 
@@ -313,7 +313,7 @@ def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *arguments: Any) -> 
     return choices[0]
 
 
-def _choice(
+def _moe_choice(
     method: ExpertMethod,
     backend: ExpertBackend,
     name: str,

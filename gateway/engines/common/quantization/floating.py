@@ -207,12 +207,12 @@ def modelopt(block: Block) -> Quantization:
     algorithm = _checkpoint_algorithm(block, str(fields["quant_algo"]).upper())
     size = fields.get("group_size")
     layer_schemes = {
-        block.engine_name(str(name)): _algorithm(
+        block.engine_name(str(name)): _algorithm_scheme(
             str(item["quant_algo"]).upper(), item.get("group_size", size)
         )
         for name, item in (fields.get("quantized_layers") or {}).items()
     }
-    base = None if algorithm == "MIXED_PRECISION" else _algorithm(algorithm, size)
+    base = None if algorithm == "MIXED_PRECISION" else _algorithm_scheme(algorithm, size)
     scheme_by_expert = _schemes_by_expert(layer_schemes)
     siblings = layer_schemes if EXPERTS_BY_SIBLINGS in block.traits else {}
 
@@ -351,7 +351,7 @@ def _checkpoint_algorithm(block: Block, name: str) -> str:
     return name
 
 
-def _algorithm(name: str, group: object) -> LayerScheme:
+def _algorithm_scheme(name: str, group: object) -> LayerScheme:
     schemes: dict[str, Scheme] = {
         "FP8": make_scheme("fp8_tensor", 8, static_activation=True),
         "FP8_PER_CHANNEL_PER_TOKEN": make_scheme("fp8_token", 8),

@@ -171,7 +171,7 @@ def _expert_condition(
     )
 
 
-def _capabilities(requirement: tuple[str, ...], subject: Subject) -> str:
+def _capability_refusal(requirement: tuple[str, ...], subject: Subject) -> str:
     matching = is_of_family(subject.capability, requirement)
     return (
         ""
@@ -207,11 +207,11 @@ def _min_gib(requirement: float, subject: Subject) -> str:
     return "" if subject.gpu_gib >= requirement else f"the GPU has less than {requirement:g} GiB"
 
 
-def _package(requirement: str, subject: Subject) -> str:
+def _package_refusal(requirement: str, subject: Subject) -> str:
     return "" if requirement in subject.packages else f"the package {requirement} is not installed"
 
 
-def _variable(requirement: str, subject: Subject) -> str:
+def _variable_refusal(requirement: str, subject: Subject) -> str:
     return "" if requirement in subject.variables else f"{requirement}=1 is not set"
 
 
@@ -227,7 +227,7 @@ _DTYPE = _membership_condition("dtype", _attention_reader(lambda a: a.dtype))
 _ACTIVATION_DTYPE = _membership_condition("activations in", _layer_reader(lambda s: s.dtype))
 
 
-def _dtypes(requirement: tuple[str, ...], subject: Subject) -> str:
+def _dtype_refusal(requirement: tuple[str, ...], subject: Subject) -> str:
     return (_ACTIVATION_DTYPE if subject.attention is None else _DTYPE).test(requirement, subject)
 
 
@@ -376,16 +376,16 @@ def _tile_rows(rows: int, subject: Subject) -> str:
 
 CONDITIONS: dict[str, Condition] = {
     # The GPU and the installed packages.
-    "capabilities": Condition(_NAMES, _capabilities),  # "9.0", or "12.*" for a family
+    "capabilities": Condition(_NAMES, _capability_refusal),  # "9.0", or "12.*" for a family
     "min_capability": Condition(_NAME, _min_capability),
     "below_capability": Condition(_NAME, _below_capability),
     "min_gib": Condition(_type_adapter(float), _min_gib),  # memory of the smallest GPU
-    "package": Condition(_NAME, _package),
-    "variable": Condition(_NAME, _variable),  # an environment variable that is on
+    "package": Condition(_NAME, _package_refusal),
+    "variable": Condition(_NAME, _variable_refusal),  # an environment variable that is on
     # The engine insists on a kernel beside the chosen one.
     "enabled": Condition(_NAME, _kernel_refusal),
     # The dtype of the computation.
-    "dtypes": Condition(_NAMES, _dtypes),
+    "dtypes": Condition(_NAMES, _dtype_refusal),
     # How the weights of a layer are quantized: dense ones and experts.
     "schemes": _membership_condition(
         "schemes", _layer_reader(lambda s: s.scheme.kind), _type_adapter(tuple[Kind, ...])

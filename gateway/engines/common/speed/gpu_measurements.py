@@ -105,14 +105,14 @@ def reach(gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
     return " + ".join(
         sorted(
             {
-                _connection(a, b, links.get(frozenset((a.index, b.index))))
+                _connection_name(a, b, links.get(frozenset((a.index, b.index))))
                 for a, b in combinations(gpus, 2)
             }
         )
     )
 
 
-def _connection(a: Gpu, b: Gpu, link: Link | None) -> str:
+def _connection_name(a: Gpu, b: Gpu, link: Link | None) -> str:
     if link is not None and link.nvlinks:
         return f"{link.nvlinks} NVLinks"
     lanes = min((gpu.pcie.max_generation or 0, gpu.pcie.max_width or 0) for gpu in (a, b))

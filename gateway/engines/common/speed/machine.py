@@ -244,7 +244,7 @@ def machine_of(
     for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
     peaks = [
-        _peaks(gpu, pace, measured_rates) for gpu in (gpus if measured_rates else kinds.values())
+        _peaks_of(gpu, pace, measured_rates) for gpu in (gpus if measured_rates else kinds.values())
     ]
     known_peaks = [peak for peak in peaks if peak is not None]
     if len(known_peaks) < max(1, len(peaks)):
@@ -341,7 +341,7 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured_rates: Measured) -> _Peaks | None:
+def _peaks_of(gpu: Gpu, pace: SpeedKnowledge, measured_rates: Measured) -> _Peaks | None:
     card, reference = pace.cards.card(gpu.name, gpu.total_bytes), pace.table.reference
     flops = _peak_rates(card) if card else {}
     days: dict[str, str] = {}

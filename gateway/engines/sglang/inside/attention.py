@@ -73,7 +73,7 @@ def _backends_by_arguments(arguments: Any, model: Any) -> Backends:
         linear.get_linear_attn_prefill_backend().value,
         linear.get_linear_attn_decode_backend().value,
     ]
-    recurrent = _recurrent(backend, kernels, arguments.mamba_backend)
+    recurrent = _recurrent_kernels(backend, kernels, arguments.mamba_backend)
     prefill, decode = arguments.get_attention_backends()
     return Backends(prefill, decode, arguments.page_size, recurrent, _hybrid(runner, model))
 
@@ -109,13 +109,13 @@ def _backends_by_view(arguments: Any, model: Any) -> Backends:
     backend = setup.get_attention_backend(model_runner=runner)
     linear = getattr(runner, "linear_attn_backends", None)
     kernels = [linear.prefill.value, linear.decode.value] if linear else []
-    recurrent = _recurrent(backend, kernels, resolve_argument(arguments, "mamba_backend"))
+    recurrent = _recurrent_kernels(backend, kernels, resolve_argument(arguments, "mamba_backend"))
     return Backends(
         prefill, decode, resolve_argument(arguments, "page_size"), recurrent, hybrid or None
     )
 
 
-def _recurrent(
+def _recurrent_kernels(
     recorded_backend: Recorded, kernels: list[str], mamba: str | None
 ) -> list[str] | None:
     names = recorded_backend.names()

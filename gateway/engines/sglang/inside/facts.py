@@ -33,7 +33,7 @@ def facts() -> dict[str, Any]:
     return {
         "version": str(package.__version__),
         "device": "cuda",
-        "flags": _flags(parser),
+        "flags": _flag_facts(parser),
         "architectures": {"by file": _architectures(Path(package.__path__[0], "srt/models"))},
         "quantizations": {name: _method(name, kind) for name, kind in methods.items()},
         "environment": _environment(import_module("sglang.srt.environ")),
@@ -115,7 +115,7 @@ def _call(function: Any, item: Any) -> Any:
         return function(item)
 
 
-def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
+def _flag_facts(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
     flags: dict[str, dict[str, Any]] = {}
     for action in parser._actions:
         names = [option[2:] for option in action.option_strings if option.startswith("--")]
@@ -124,7 +124,7 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
             continue
         choices = action.choices
         default = action.default if type(action.default) in (bool, int, float, str) else None
-        kind = _kind(action)
+        kind = _flag_type(action)
         flag = {
             "type": kind,
             "choices": _sorted_choices(choices) if choices else None,
@@ -142,7 +142,7 @@ def _sorted_choices(choices: Any) -> list[str]:
     return sorted(choice_texts) if isinstance(choices, (set, frozenset)) else choice_texts
 
 
-def _kind(action: Any) -> str:
+def _flag_type(action: Any) -> str:
     """A list given as separate words (nargs) takes one value: the gateway writes `--flag=value`,
     one item."""
     if action.nargs == 0:

@@ -53,7 +53,7 @@ class _Parser(ArgumentParser):
 
 
 @functools.cache
-def _parser() -> ArgumentParser:
+def _argument_parser() -> ArgumentParser:
     parser = _Parser(prog="sglang serve")
     importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     return parser
@@ -62,7 +62,9 @@ def _parser() -> ArgumentParser:
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """ServerArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
-    server_args = _parser().parse_args([*argv, f"--model-path={folder}", *_WEIGHTLESS_FLAGS])
+    server_args = _argument_parser().parse_args(
+        [*argv, f"--model-path={folder}", *_WEIGHTLESS_FLAGS]
+    )
     return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(server_args)
 
 

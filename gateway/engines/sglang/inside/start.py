@@ -46,7 +46,7 @@ def rehearse(
         start.run("checks", server_args.check_server_args)
         configuration = start.run("configuration", lambda: configured_of(server_args))
         if configuration is not None:
-            start.run("", lambda: _build(start, configuration, kv_bytes))
+            start.run("", lambda: _build_engine(start, configuration, kv_bytes))
     return start.answer
 
 
@@ -58,7 +58,7 @@ def _resolve(server_args: Any) -> bool:
     return True
 
 
-def _build(start: Start, configuration: Any, kv_bytes: int) -> None:
+def _build_engine(start: Start, configuration: Any, kv_bytes: int) -> None:
     torch: Any = importlib.import_module("torch")
     dtype = str(configuration.model.dtype).removeprefix("torch.")
     memory = int(torch.cuda.get_device_properties(0).total_memory)

@@ -38,7 +38,7 @@ def facts() -> dict[str, Any]:
     answer = {
         "version": str(import_module("vllm").__version__),
         "device": device,
-        "flags": _flags(parser(), _choices(args.EngineArgs, quantizations)),
+        "flags": _flag_facts(parser(), _choices(args.EngineArgs, quantizations)),
         "architectures": _architectures(),
         "quantizations": {name: _method(name) for name in sorted(quantizations)},
         "environment": _environment(),
@@ -247,7 +247,7 @@ def _environment() -> dict[str, bool]:
     }
 
 
-def _flags(parser: Any, closed_choices: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+def _flag_facts(parser: Any, closed_choices: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
     flags = {}
     for action in parser._actions:
         name = next(
@@ -262,7 +262,7 @@ def _flags(parser: Any, closed_choices: dict[str, list[str]]) -> dict[str, dict[
         )
         default = action.default if type(action.default) in (bool, int, float, str) else None
         flags[name] = {
-            "type": _kind(action),
+            "type": _flag_type(action),
             "choices": (
                 [str(choice) for choice in choices if str(choice) != "None"] if choices else None
             ),
@@ -272,7 +272,7 @@ def _flags(parser: Any, closed_choices: dict[str, list[str]]) -> dict[str, dict[
     return flags
 
 
-def _kind(action: Any) -> str:
+def _flag_type(action: Any) -> str:
     """The flag's type.
 
     A list of separate words (nargs) takes one value of its element's type, because the gateway

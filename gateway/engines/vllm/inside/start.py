@@ -44,7 +44,7 @@ def rehearse(
         start.run("tokenizer", lambda: _tokenizer(folder, argv))
         arguments = start.run("parser", lambda: arguments_of(folder, argv))
         if arguments is not None:
-            start.run("", lambda: _build(start, arguments, kv_bytes))
+            start.run("", lambda: _build_engine(start, arguments, kv_bytes))
     return start.answer
 
 
@@ -76,7 +76,7 @@ def _tokenizer(folder: str, argv: Sequence[str]) -> None:
         registry.TokenizerRegistry.load_tokenizer_cls(mode)
 
 
-def _build(start: Start, arguments: Any, kv_bytes: int) -> None:
+def _build_engine(start: Start, arguments: Any, kv_bytes: int) -> None:
     with built_of(arguments) as (engine_config, _):
         start.ran += ["configuration", "model"]
         start.run("", lambda: hear(start, engine_config.model_config))

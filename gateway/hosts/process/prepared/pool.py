@@ -137,7 +137,7 @@ class PreparedEngines:
         is_calm = self._distrust_models(records)
         with self._lock, suppress(OSError):
             if self._slots_by_use() or self._importing:
-                self._tend(identities(), is_calm=is_calm)
+                self._tend_processes(identities(), is_calm=is_calm)
 
     def views(self) -> tuple[PreparedView, ...]:
         """The processes that answer."""
@@ -205,7 +205,7 @@ class PreparedEngines:
                 and client is not None
                 and (spec.engine, spec.identity, spec.code, spec.python)
                 == (start.engine, start.identity, program_identity(), start.argv[0])
-                and client.cgroup == _cgroup()
+                and client.cgroup == _own_cgroup()
                 and agrees(spec.env, start, client.read)
             ):
                 return slot
@@ -249,7 +249,7 @@ class PreparedEngines:
 
     # --- processes ---
 
-    def _tend(self, identities: Mapping[str, str], *, is_calm: bool) -> None:
+    def _tend_processes(self, identities: Mapping[str, str], *, is_calm: bool) -> None:
         for slot, process in list(self._importing.items()):
             is_late = time.monotonic() - self._begin_times[slot] > IMPORT_S
             if is_late:
@@ -262,7 +262,7 @@ class PreparedEngines:
                     self._broken.add(slot)
                 log.warning("prepared.failed", slot=slot, code=process.returncode)
         self._children = [process for process in self._children if process.poll() is None]
-        due = self._due(identities)
+        due = self._due_slots(identities)
         missing_slots = due if available_bytes() >= FREE_TO_KEEP else []
         for slot in self._slots_by_use():
             client = self._connect_slot(slot)
@@ -312,7 +312,7 @@ class PreparedEngines:
         except OSError:
             return []
 
-    def _due(self, identities: Mapping[str, str]) -> list[str]:
+    def _due_slots(self, identities: Mapping[str, str]) -> list[str]:
         specs = {slot: self._read_spec(slot) for slot in self._slots_by_use()}
         return [
             slot
@@ -411,5 +411,5 @@ def available_bytes() -> int:
     return memory_sizes(MEMINFO.read_text()).get("MemAvailable", 0)
 
 
-def _cgroup() -> str:
+def _own_cgroup() -> str:
     return Path("/proc/self/cgroup").read_text()

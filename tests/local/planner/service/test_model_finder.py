@@ -70,7 +70,7 @@ def test_the_most_used_chat_model_that_fits_comes_first_and_is_a_quantized_varia
     first = fitting[0]
     assert (first.base, first.form, first.gpus) == ("qwen/large-30b", "awq", 1)
     planner = OfflinePlanner(Profiles(), Hub(hub.url(), None, tmp_path))
-    plan = planner.decide(model_finder._wish(first), "3090").plans[0]  # type: ignore[arg-type]
+    plan = planner.decide(model_finder._wish_for(first), "3090").plans[0]  # type: ignore[arg-type]
     assert plan.speed is not None
     assert (first.context, first.tokens_s, first.engine) == (
         plan.max_model_len.value,

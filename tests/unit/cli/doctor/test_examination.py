@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.cli.doctor.examination import _port
+from gateway.cli.doctor.examination import _check_port
 from gateway.settings import Settings
 
 
@@ -35,7 +35,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
 
 def test_the_own_gateway_on_the_port_is_no_problem(server: tuple[str, int]) -> None:
     source, port = server
-    check = _port(Settings(port=port))
+    check = _check_port(Settings(port=port))
     if source == "gateway":
         assert (check.state, check.finding) == (
             "ok",
