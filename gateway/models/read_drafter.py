@@ -63,9 +63,7 @@ def read_drafter(
     if method == "draft_model":
         draft_model = read_model(source, revision, config, tensors, None, (), None)
     attention = (
-        draft_model.attention
-        if draft_model
-        else _drafter_attention(layer, fields, inner_fields, method)
+        draft_model.attention if draft_model else _attention_of(layer, fields, inner_fields, method)
     )
     draft_vocab = fields.integer("draft_vocab_size", default=vocab)
     layers = _target_layers(fields, inner_fields)
@@ -200,7 +198,7 @@ def _target_layers(draft: Fields, inner_fields: Fields) -> tuple[int, ...]:
     return ()
 
 
-def _drafter_attention(
+def _attention_of(
     layer: Fields, draft: Fields, inner_fields: Fields, method: DraftMethod
 ) -> tuple[AttentionGroup, ...]:
     if method == "mtp":

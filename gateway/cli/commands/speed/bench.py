@@ -70,11 +70,7 @@ def bench(
         )
     )
     other_requests = _describe_other_requests(count_before, load.request_count)
-    fields = {
-        **report.model_dump(),
-        "disturbed": other_requests,
-        "fingerprint": _plan_fingerprint(view),
-    }
+    fields = report.model_dump() | {"disturbed": other_requests, "fingerprint": _plan_digest(view)}
     stored_bench = call(
         "POST",
         model_path(name, "/bench"),
@@ -110,7 +106,7 @@ def _planned_concurrency(plan: Any, view: Any) -> int:
     return int(min(view["wish"]["concurrency"] or 32, max_requests))
 
 
-def _plan_fingerprint(view: Any) -> str | None:
+def _plan_digest(view: Any) -> str | None:
     ready_attempts = [
         replica["attempt"] for replica in view["replicas"] if replica["state"] == "ready"
     ]
