@@ -130,8 +130,8 @@ def _memory_file(content: bytes) -> Iterator[str]:
         os.close(descriptor)
 
 
-class Places(Protocol):
-    """The places for connections.
+class AdmissionLimiter(Protocol):
+    """The limit on connections.
 
     `gateway.proxy.limits.ConnectionLimiter`.
     """
@@ -152,11 +152,11 @@ class Handshake(asyncio.Protocol):
         self,
         protocol_factory: Callable[..., Any],
         context: ssl.SSLContext,
-        limiter: Places,
+        limiter: AdmissionLimiter,
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """`protocol_factory` makes a protocol with a `place` from args and kwargs."""
+        """`protocol_factory` makes a protocol with an `admission` from args and kwargs."""
         self._make = partial(protocol_factory, *args, **kwargs)
         self._context = context
         self._limiter = limiter
