@@ -69,10 +69,8 @@ def stateful_requests(
     if limit.source == "user":
         if limit.value <= estimate.expected_count:
             return limit, ""
-        excess_words, candidate = (
-            _excess_words(footprint, limit.value, estimate),
-            footprint.candidate,
-        )
+        excess_words = _excess_words(footprint, limit.value, estimate)
+        candidate = footprint.candidate
         if limit.value > estimate.max_count and _ends_beyond_states(footprint):
             memory = candidate.rules.divide_budget(footprint, budget_bytes)
             raise Refused(

@@ -405,7 +405,7 @@ def test_a_loop_names_the_thing_that_its_elements_are() -> None:
         ("[replica.id for replica in live_attempts]", 1),
         ("for model in machine.gpus: pass", 1),
         ("for row in plan.nodes[:2]: pass", 1),
-        ("sorted(candidates, key=lambda trace: trace.number)", 1),
+        ("sorted(candidates, key=lambda process: process.number)", 1),
         ("max(plans.values(), key=lambda copy: copy.size)", 1),
         ("for version in sorted(_kernels()): pass", 1),
         ("for plan in best_plans_by_engine.values(): pass", 0),

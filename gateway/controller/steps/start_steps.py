@@ -116,10 +116,8 @@ class StartSteps:
             and (is_replaced or attempt.plan.question is not None)
             and str(attempt.plan.engine) not in model.failed_inquiries
         ):
-            attempt, is_replaced = (
-                await self._settle(model, replica, attempt, context, report),
-                False,
-            )
+            attempt = await self._settle(model, replica, attempt, context, report)
+            is_replaced = False
             attempt = await self._pin(model, replica, attempt, report)
         entry = RunningEngine(
             wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt

@@ -210,7 +210,7 @@ class AgentHost:
                     raise ConnectionError("it broke off")
                 answer = ANSWER.validate_json(line)
                 if isinstance(answer, FailedAnswer):
-                    raise _error_of_answer(answer)
+                    raise _answer_error(answer)
                 yield answer
                 if isinstance(answer, DoneAnswer):
                     return
@@ -240,7 +240,7 @@ class AgentHost:
         )
 
 
-def _error_of_answer(failed_answer: FailedAnswer) -> FitserveError:
+def _answer_error(failed_answer: FailedAnswer) -> FitserveError:
     kinds: tuple[type[HostError | Conflict], ...] = (
         AgentAway,
         AgentRefusal,

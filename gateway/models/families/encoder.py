@@ -57,11 +57,8 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
 
 def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blueprint:
     """ModernBERT: every third layer attends to all tokens, the rest to a window."""
-    numbers, (hidden, heads), layer = (
-        layer_numbers(fields),
-        _hidden_and_heads(fields),
-        "encoder_layer.layers.*",
-    )
+    numbers, layer = layer_numbers(fields), "encoder_layer.layers.*"
+    hidden, heads = _hidden_and_heads(fields)
     width, biased = fields.integer("intermediate_size"), fields.flag("attention_bias")
     gated, bias = (width, width), fields.flag("mlp_bias")
     linears = [
@@ -113,11 +110,8 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
 
 def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     """Rotary positions and a gated MLP. Source: NomicBertModel in models/bert_with_rope.py."""
-    numbers, (hidden, heads), layer = (
-        layer_numbers(fields),
-        _hidden_and_heads(fields),
-        "encoder.layers.*",
-    )
+    numbers, layer = layer_numbers(fields), "encoder.layers.*"
+    hidden, heads = _hidden_and_heads(fields)
     if (
         fields.config.get("num_experts")
         or fields.config.get("activation_function", "swiglu") != "swiglu"

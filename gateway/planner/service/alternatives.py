@@ -119,7 +119,7 @@ def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -
 def _weights(decision: Decision) -> int:
     """Bytes of the model's weights, all ranks together."""
     measured_parts = [
-        rejection.memory.weights_bytes * _largest_ranks(rejection)
+        rejection.memory.weights_bytes * _rank_count(rejection)
         for rejection in decision.rejected
         if rejection.memory is not None
     ]
@@ -129,8 +129,8 @@ def _weights(decision: Decision) -> int:
 def _max_weights_bytes(decision: Decision) -> int:
     """The largest weights that would have room, all ranks together."""
     measured_parts = [
-        (rejection.memory, _largest_ranks(rejection)) for rejection in decision.rejected
-    ] + [(plan.memory, _largest_ranks(plan)) for plan in decision.plans[:1]]
+        (rejection.memory, _rank_count(rejection)) for rejection in decision.rejected
+    ] + [(plan.memory, _rank_count(plan)) for plan in decision.plans[:1]]
     weight_limits = [
         (memory.budget_bytes - memory.activation_bytes - memory.overhead_bytes) * ranks
         for memory, ranks in measured_parts
@@ -139,7 +139,7 @@ def _max_weights_bytes(decision: Decision) -> int:
     return max([0, *weight_limits])
 
 
-def _largest_ranks(result: Plan | Rejected) -> int:
+def _rank_count(result: Plan | Rejected) -> int:
     if isinstance(result, Rejected):
         return result.tensor_parallel * result.pipeline_parallel * result.data_parallel
     return max(1, len(result.gpus))
@@ -321,14 +321,14 @@ def _best(forms: Iterable[tuple[str, str, Plan]], unplanned_model: Unplanned) ->
         key=lambda form: (
             shortcomings(form[2], goal_context),
             form[2].verdict == "degraded",
-            -form[2].memory.weights_bytes * _largest_ranks(form[2]),
+            -form[2].memory.weights_bytes * _rank_count(form[2]),
         ),
     )
     return [
         ModelForm(
             what=change or plan.quantization.value,
             source=source,
-            weights_bytes=plan.memory.weights_bytes * _largest_ranks(plan),
+            weights_bytes=plan.memory.weights_bytes * _rank_count(plan),
             context=plan.max_model_len.value,
             engine=str(plan.engine),
             gpus=len(plan.gpus),

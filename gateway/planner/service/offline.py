@@ -232,10 +232,8 @@ class OfflinePlanner:
         self, request: PlanRequest, startable: Startable | None, facts: Iterable[Fact]
     ) -> ModelPlanning:
         env = self._settings.engine_env if self._settings is not None else {}
-        planner, model = (
-            ModelPlanner(self.profiles, self._hub, env),
-            self._wished_model(request.wish),
-        )
+        planner = ModelPlanner(self.profiles, self._hub, env)
+        model = self._wished_model(request.wish)
         return planner.prepare(request, model, facts, startable, model.spec.source)
 
     def _local_measurements(self, machine: Hardware) -> list[Fact]:

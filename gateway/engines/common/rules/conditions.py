@@ -444,15 +444,13 @@ CONDITIONS: dict[str, Condition] = {
     "routings": _membership_condition("routing", _experts_reader(lambda e: e.routing)),
     "gated": _switch_condition("gated experts", _experts_reader(lambda e: e.is_gated)),
     "bias": _switch_condition("experts with bias", _experts_reader(lambda e: e.bias)),
-    "ep": _switch_condition(
-        "expert parallelism", _experts_reader(lambda e: e.ep)
-    ),  # ranks hold whole experts
+    # Ranks hold whole experts.
+    "ep": _switch_condition("expert parallelism", _experts_reader(lambda e: e.ep)),
     "clamped": _switch_condition(
         "an activation with a limit", _experts_reader(lambda e: e.clamped)
     ),
-    "dp": _switch_condition(
-        "data parallelism", _experts_reader(lambda e: e.dp)
-    ),  # ranks have requests of their own
+    # Ranks have requests of their own.
+    "dp": _switch_condition("data parallelism", _experts_reader(lambda e: e.dp)),
     "max_experts": _maximum_condition(
         "experts", _experts_reader(lambda e: e.experts), "takes at most {2} {0}, not {1}"
     ),

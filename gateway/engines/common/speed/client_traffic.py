@@ -215,10 +215,8 @@ def learn_from_traffic(
     for figure, values in result.items():
         if len(values) < MIN_STRETCHES or not _is_steady(values):
             continue
-        value, scope = (
-            round(_THOUSAND * _quantile_of_quarters(values, 2)),
-            {**ratio_scope, "figure": figure},
-        )
+        value = round(_THOUSAND * _quantile_of_quarters(values, 2))
+        scope = {**ratio_scope, "figure": figure}
         old_fact = earlier_by_scope.get(tuple(sorted(scope.items())))
         if (
             old_fact is None

@@ -74,9 +74,8 @@ class AttentionWork(NamedTuple):
         return window * window / 2 + (prompt - window) * window
 
 
-class RankWork(
-    FrozenRecord, frozen=True, eq=False, dict=True
-):  # compared by identity: plans share one
+# Compared by identity, as plans share one.
+class RankWork(FrozenRecord, frozen=True, eq=False, dict=True):
     """Work of one rank of the fullest stage.
 
     head: the product for logits, only for the last token of a request.
