@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -360,7 +360,7 @@ def elements_name(iterable: ast.expr) -> str:
     return ""
 
 
-def loops(nodes: Iterator[ast.AST] | list[ast.AST]) -> Iterator[tuple[int, str, ast.expr]]:
+def loops(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str, ast.expr]]:
     """Line, variable and iterable of each loop, comprehension and key of an order."""
     for node in nodes:
         match node:
@@ -379,7 +379,7 @@ def loops(nodes: Iterator[ast.AST] | list[ast.AST]) -> Iterator[tuple[int, str, 
                             yield node.lineno, arguments.args[0].arg, iterable
 
 
-def untrue_loops(nodes: Iterator[ast.AST] | list[ast.AST]) -> Iterator[tuple[int, str]]:
+def untrue_loops(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Line and text of the loops whose variable names another thing than their elements are."""
     nouns, empty_nouns = DOMAIN_NOUNS.split(), EMPTY_NOUNS.split()
     for line, variable, iterable in loops(nodes):

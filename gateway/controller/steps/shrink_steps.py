@@ -50,7 +50,7 @@ class ShrinkSteps:
                     old_attempt=old_attempt,
                     offer=offer,
                     requester=requester,
-                    room=context(),
+                    context=context(),
                     held_bytes=held_bytes(model, replica),
                 )
             if new_plan is None or new_plan.memory.promised_bytes > offer.keeps:

@@ -62,7 +62,7 @@ class NodeHost(AgentHost):
     ) -> AsyncGenerator[Answer, None]:
         """The answers to a call that reads the answers of another machine to `send`."""
         preface = json.dumps({"node": self.name, "source": source.name}).encode() + b"\n"
-        return self._answers(preface + self._call_line(call) + source._line(send), None)
+        return self._answers(preface + self._call_line(call) + source._call_line(send), None)
 
     def _unreachable_error(self, reason: str) -> AgentAway:
         return AgentAway(

@@ -58,9 +58,7 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
         "peer",
     ]
     database = tmp_path / "data/fitserve.db"
-    assert [fact.model_dump(mode="json") for fact in measured_facts(database)] == calibration[
-        "facts"
-    ]
+    assert [fact.model_dump(mode="json") for fact in measured_facts(database)] == result["facts"]
     # Figures that an engine here would have measured too.
     about = {
         "what": "all_reduce",

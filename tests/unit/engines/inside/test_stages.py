@@ -132,7 +132,7 @@ def test_a_crash_by_values_of_the_start_is_a_refusal_with_its_line(
     start.run("model", lambda: getattr(engine, name)(argument))
     assert start.has_crashed
     assert start.refusal.startswith(f"{error} (line: return ")
-    assert (start.stage, start.place) == ("model", f"config.py:{line}")
+    assert (start.stage, start.location) == ("model", f"config.py:{line}")
 
 
 def test_a_crash_of_this_package_is_left_out(engine: ModuleType) -> None:
@@ -175,7 +175,7 @@ def test_a_refused_value_may_mention_cuda(engine: ModuleType) -> None:
 def test_the_place_of_a_parsers_error_is_its_inner_check(engine: ModuleType) -> None:
     start = Start("vllm", error_text)
     start.run("parser", engine.parses)
-    assert (start.refusal, start.place) == ("ArgumentTypeError: bad value", "config.py:3")
+    assert (start.refusal, start.location) == ("ArgumentTypeError: bad value", "config.py:3")
 
 
 @pytest.mark.parametrize(
