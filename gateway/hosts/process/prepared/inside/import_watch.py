@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,10 @@ from typing import Any, ClassVar
 MAX_RESTARTS = 20
 MAX_TRIALS = 60
 MAX_NAMES = 20_000
+PATIENCE_S = 10.0
+"""Seconds in which a process that a module starts may end."""
+_POLL_S = 0.02
+_THREAD, _PROCESS = "starts a thread", "starts a process"
 _CUDA_DRIVER = "libcuda.so.1"
 _PR_SET_PDEATHSIG = 1
 _NOT_INITIALIZED_CODE = 3
@@ -50,6 +55,7 @@ class ImportWatch:
 
     folder/learned: modules to import, one a line. folder/refused.json: modules with a reason. A
     module that begins a GPU, a thread or a process is refused with all that were importing it.
+    Processes that end within PATIENCE_S, with the threads that wait for them, are awaited.
     Learned modules are tried in forks first. Elsewhere Unforkable is raised: the process must begin
     anew without them.
     """
@@ -136,7 +142,7 @@ class ImportWatch:
             os.close(reader)
 
     def _import(self, name: str) -> None:
-        if name in sys.modules or name in self.refused_names or not _is_installed(name):
+        if name in sys.modules or self._is_refused(name) or not _is_installed(name):
             return
         try:
             importlib.import_module(name)
@@ -146,6 +152,11 @@ class ImportWatch:
             # The engine meets the error again, if it needs the module, and its log tells it.
             print(f"{name}: {error!r}", file=sys.stderr)  # noqa: T201
             self.refused_names[name] = f"cannot be imported: {type(error).__name__}"
+
+    def _is_refused(self, name: str) -> bool:
+        """Whether the module or one of its packages, which its import runs first, is refused."""
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in self.refused_names for end in range(1, len(parts) + 1))
 
     @contextmanager
     def _watch_imports(self) -> Iterator[None]:
@@ -175,7 +186,7 @@ class ImportWatch:
         return exec_module
 
     def _refuse_unforkable(self) -> None:
-        if (reason := fork_refusal()) is None:
+        if (reason := lasting_obstacle()) is None:
             return
         culprit = self._stack[-1] if self._stack else "the process itself"
         for name in self._stack:
@@ -214,10 +225,26 @@ def fork_refusal() -> str | None:
         if getattr(sys.modules.get(f"torch.{device}"), "_initialized", False):
             return f"initialises {device.upper()}"
     if threading.active_count() > 1:
-        return "starts a thread"
+        return _THREAD
     if begins_cuda():
         return "begins CUDA"
-    return "starts a process" if children() else None
+    return _PROCESS if children() else None
+
+
+def lasting_obstacle() -> str | None:
+    """The reason of `fork_refusal` that stays, once the processes of imports have ended.
+
+    humming 0.1.10 builds a program in a process of its own at each import, and a thread waits for
+    its end. Both are gone after some seconds.
+    """
+    end_s = time.monotonic() + PATIENCE_S
+    while (reason := fork_refusal()) in (_THREAD, _PROCESS):
+        if not children() or time.monotonic() >= end_s:
+            # The thread of an ended process may end a moment later.
+            time.sleep(_POLL_S)
+            return fork_refusal()
+        time.sleep(_POLL_S)
+    return reason
 
 
 def begins_cuda() -> bool:
