@@ -34,6 +34,9 @@ log = Logger("fitserve.loop")
 _TAIL_LINES = 200
 PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
+# The same in the last phases before an engine listens: its first answer waits for the look.
+_LAST_PHASES = ("kv", "graphs", "serving")
+_LAST_POLL_S = 0.1
 # Seconds between two looks at a serving engine that seems to be frozen.
 _FREEZE_POLL_S = 1.0
 # Seconds between two looks for compilers while an engine starts.
@@ -43,6 +46,11 @@ _REASONS_S = 0.4
 _CANARIES = 2
 # Lines after which other tasks get a turn, so that a flood of lines does not stop the gateway.
 _YIELD_LINES = 200
+
+
+def start_poll_s(phase: str) -> float:
+    """The seconds between two looks at an engine in this phase of its start."""
+    return _LAST_POLL_S if phase in _LAST_PHASES else _START_POLL_S
 
 
 class WatchContext(NamedTuple):
@@ -287,7 +295,7 @@ class Watcher:
         elif now - self._last_sign > self._settings.start_timeout_s:
             self._fail_start()
         if not self.observation.is_healthy:
-            return _START_POLL_S
+            return start_poll_s(self._reader.progress.phase)
         if is_serving:
             self._judge_freeze()
         if healthy and not self._freeze.is_suspicious:

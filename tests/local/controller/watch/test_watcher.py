@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gateway.controller.watch.watcher import start_poll_s
 from gateway.diagnosis.log_reader import LogReader
 from gateway.domain import LaunchSpec
 from tests.support.paths import FAKE_ENGINE, LOGS
@@ -222,3 +223,10 @@ async def test_the_lines_after_a_failure_do_not_have_it_described_again(
                 await asyncio.sleep(0.02)
     assert attempts[0]["failure"]["kind"] == "gpu_oom"
     assert len(failures) < 2 * len(words)
+
+
+async def test_an_engine_that_soon_listens_is_looked_at_more_often() -> None:
+    """A forked 8B waited up to half a second of 20 for the look at its first answer."""
+    early_s = {start_poll_s(phase) for phase in ("starting", "load", "profile", "compile")}
+    late_s = {start_poll_s(phase) for phase in ("kv", "graphs", "serving")}
+    assert max(late_s) * 4 < min(early_s)
