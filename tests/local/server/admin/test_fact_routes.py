@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +15,95 @@ import pytest
 from gateway.domain import LaunchSpec
 from tests.support.commands import fitserve
 from tests.support.makers import GIB
-from tests.support.running import model_folder, running
+from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
 
-@pytest.mark.anyio
-async def test_facts_are_listed_dropped_and_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class FactGateway:
+    """A gateway that learned one fact from a failed start, and its command line."""
+
+    def __init__(self, gateway: Running, view: Any) -> None:
+        self._gateway = gateway
+        self.view = view  # of the model whose start failed
+
+    async def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(
+            fitserve, "facts", *arguments, FITSERVE_URL=self._gateway.url
+        )
+
+    async def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads((await self.run("ls", "--json")).stdout)["data"]
+        return rows
+
+    async def learned_row(self) -> dict[str, Any]:
+        (row,) = [row for row in await self.rows() if row["id"] is not None]
+        return row
+
+
+@pytest.fixture
+async def facts(tmp_path: Path) -> AsyncIterator[FactGateway]:
     def gibberish(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, gibberish=True)
 
     async with running(tmp_path, gibberish) as gateway:
-
-        async def run(*arguments: str) -> Any:
-            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
-
         await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
-        view = await gateway.until("m", "quarantined")
-        rows = json.loads((await run("facts", "ls", "--json")).stdout)["data"]
-        (fact_row,) = [row for row in rows if row["id"] is not None]
-        assert fact_row["fact"]["scope"]["fingerprint"] == view["attempts"][0]["fingerprint"]
-        assert fact_row["fact"]["under"]["image"] == "engine:99.0.0"
-        assert fact_row["stale"] is None
-        assert [row["fact"] for row in rows if row["id"] is None]
-        number = str(fact_row["id"])
-        assert "plan_failed" in (await run("facts", "ls")).stdout
-        assert "one token is repeated" in (await run("facts", "show", number)).stdout
-        assert (await run("facts", "show", "99")).returncode == 1
-        path = tmp_path / "facts.json"
-        assert (await run("facts", "export", str(path))).returncode == 0
-        assert (await run("facts", "rm", number)).returncode == 0
-        assert (await run("facts", "rm", number)).returncode == 1
-        assert "1 fact added" in (await run("facts", "import", str(path))).stdout
-        assert "0 facts added" in (await run("facts", "import", str(path))).stdout
-        monkeypatch.setattr("gateway.server.admin.fact_routes._MAX_STORED_FACTS", 1)
-        import_result = await run("facts", "import", str(path))
-        assert import_result.returncode == 1
-        assert "keeps at most 1 facts" in import_result.stderr
-        path.write_text('{"facts": [{"kind": "nonsense"}]}')
-        wrong = await run("facts", "import", str(path))
-        assert wrong.returncode == 2
-        assert "facts.0" in wrong.stderr
+        yield FactGateway(gateway, await gateway.until("m", "quarantined"))
+
+
+@pytest.mark.anyio
+async def test_a_learned_fact_is_listed_beside_the_shipped_ones(facts: FactGateway) -> None:
+    row = await facts.learned_row()
+    assert row["fact"]["scope"]["fingerprint"] == facts.view["attempts"][0]["fingerprint"]
+    assert row["fact"]["under"]["image"] == "engine:99.0.0"
+    assert row["stale"] is None
+    assert [row["fact"] for row in await facts.rows() if row["id"] is None]
+    assert "plan_failed" in (await facts.run("ls")).stdout
+
+
+@pytest.mark.anyio
+async def test_a_fact_is_shown_by_its_number(facts: FactGateway) -> None:
+    number = str((await facts.learned_row())["id"])
+    assert "one token is repeated" in (await facts.run("show", number)).stdout
+    assert (await facts.run("show", "99")).returncode == 1
+
+
+@pytest.mark.anyio
+async def test_a_dropped_fact_is_gone(facts: FactGateway) -> None:
+    number = str((await facts.learned_row())["id"])
+    assert (await facts.run("rm", number)).returncode == 0
+    assert (await facts.run("rm", number)).returncode == 1
+
+
+@pytest.mark.anyio
+async def test_an_exported_fact_is_imported_once(facts: FactGateway, tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    assert (await facts.run("export", str(path))).returncode == 0
+    await facts.run("rm", str((await facts.learned_row())["id"]))
+    assert "1 fact added" in (await facts.run("import", str(path))).stdout
+    assert "0 facts added" in (await facts.run("import", str(path))).stdout
+
+
+@pytest.mark.anyio
+async def test_facts_beyond_the_limit_are_not_imported(
+    facts: FactGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "facts.json"
+    await facts.run("export", str(path))
+    monkeypatch.setattr("gateway.server.admin.fact_routes._MAX_STORED_FACTS", 1)
+    result = await facts.run("import", str(path))
+    assert result.returncode == 1
+    assert "keeps at most 1 facts" in result.stderr
+
+
+@pytest.mark.anyio
+async def test_a_file_without_facts_is_refused_with_its_place(
+    facts: FactGateway, tmp_path: Path
+) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text('{"facts": [{"kind": "nonsense"}]}')
+    result = await facts.run("import", str(path))
+    assert result.returncode == 2
+    assert "facts.0" in result.stderr
 
 
 @pytest.mark.anyio
