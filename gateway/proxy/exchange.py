@@ -66,7 +66,7 @@ from gateway.proxy.client_answer import ClientAnswer
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.engine_request import engine_request
 from gateway.proxy.heads import MAX_HOPS, RequestHead, hops, whole_answer
-from gateway.proxy.meter import LEAD_BYTES, UNTOLD, TokenUsage, streamed_usage
+from gateway.proxy.meter import LEAD_BYTES, UNTOLD, TokenUsage, answer_usage, streamed_usage
 from gateway.proxy.queue_wait import QueueWait
 from gateway.proxy.routing.call import Call
 from gateway.proxy.routing.model_route import RoutedReplica
@@ -206,11 +206,12 @@ class Exchange:
         """The token usage that the answer reports."""
         if self._usage is None:
             upstream = self._upstream
-            self._usage = (
-                streamed_usage(self._lead, upstream.tail)
-                if upstream is not None and 200 <= self.answer.status < 300
-                else UNTOLD
-            )
+            if upstream is None or not 200 <= self.answer.status < 300:
+                self._usage = UNTOLD
+            elif self._lead:
+                self._usage = streamed_usage(self._lead, upstream.tail)
+            else:
+                self._usage = answer_usage(upstream.tail)
         return self._usage
 
     # --- called by the client's connection ---

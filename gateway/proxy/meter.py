@@ -55,7 +55,7 @@ class Meter:
         (by the engine), refused (by the gateway)."""
 
 
-def usage(tail: Sequence[bytes]) -> TokenUsage:
+def answer_usage(tail: Sequence[bytes]) -> TokenUsage:
     """The usage that the answer with this tail reports in its outermost object, or in the response
     that its last event holds. The same word elsewhere, as clients can have it repeated, is none."""
     data = tail[0] if len(tail) == 1 else b"".join(tail)
@@ -76,7 +76,7 @@ def usage(tail: Sequence[bytes]) -> TokenUsage:
 
 def streamed_usage(lead: bytes, tail: Sequence[bytes]) -> TokenUsage:
     """The usage of a stream. lead: its first bytes, with prompt tokens that its end may lack."""
-    prompt, completion, cached_tokens = usage(tail)
+    prompt, completion, cached_tokens = answer_usage(tail)
     if prompt is None and completion is not None:
         prompt, _, cached_tokens = structured_usage(lead)
     return prompt, completion, cached_tokens

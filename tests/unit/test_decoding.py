@@ -14,7 +14,7 @@ from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.bodies.thoughts import rename_for_engine
 from gateway.proxy.client_answer import BufferedAnswer
-from gateway.proxy.meter import usage
+from gateway.proxy.meter import answer_usage
 from tests.support.paths import ROOT
 
 _DEPTH = 100_000
@@ -44,8 +44,8 @@ def _event_reader(endpoint: Endpoint) -> Callable[[bytes], object]:
 
 
 READERS: dict[str, Callable[[bytes], object]] = {
-    "usage": lambda data: usage((data,)),
-    "usage of events": lambda data: usage((b"data: ", data, b"\n\ndata: [DONE]\n\n")),
+    "usage": lambda data: answer_usage((data,)),
+    "usage of events": lambda data: answer_usage((b"data: ", data, b"\n\ndata: [DONE]\n\n")),
     "structured usage": structured_usage,
     "end of a stream": lambda data: stream_end("chat", [b"data: %b\n\n" % data], 4096, len(data)),
     "error": lambda data: engine_error(500, data, CHAT),

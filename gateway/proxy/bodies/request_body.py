@@ -45,7 +45,8 @@ def read_call(
             route = table.find(named_fields.model, key)
             if len(route.replicas) < 2:
                 call = Call(endpoint.name, named_fields.model, body, named_fields.stream is True)
-                call.choices = named_fields.n or 1
+                if named_fields.n:
+                    call.choices = named_fields.n
                 route = _resolve_alias(call, route, table)
                 if endpoint.name == "responses":
                     call.maker = _maker(

@@ -17,7 +17,7 @@ from gateway.proxy.bodies.body_budget import SMALL_BYTES
 from gateway.proxy.client_connection import ClientConnection
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.exchange import Exchange
-from gateway.proxy.meter import Meter, usage
+from gateway.proxy.meter import Meter, answer_usage
 from tests.support.dataplane import (
     ASK,
     CHAT,
@@ -552,7 +552,7 @@ class Notes(Meter):
                 exchange.outcome,
                 exchange.answer.status,
                 exchange.sent_bytes,
-                *usage(exchange.tail),
+                *answer_usage(exchange.tail),
             )
         )
 

@@ -15,7 +15,7 @@ from gateway.errors import RateLimited
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.access.rate_limits import Account, Bucket, RateLimiter, estimate
 from gateway.proxy.api.usage_block import structured_usage
-from gateway.proxy.meter import TokenUsage, streamed_usage, usage
+from gateway.proxy.meter import TokenUsage, answer_usage, streamed_usage
 
 
 def limited_key(**limit: int) -> Key:
@@ -197,7 +197,7 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
     ],
 )
 def test_usage_is_read_in_the_tail_alone(tail: tuple[bytes, ...], tokens: TokenUsage) -> None:
-    assert usage(tail) == tokens
+    assert answer_usage(tail) == tokens
     # The quick reading never says anything else than the reading by place.
     assert structured_usage(b"".join(tail)) == tokens
 
