@@ -2,6 +2,7 @@
 
     python -m benchmarks.hostile [--parts senders,readers,streams,crowd] [--sockets 2000]
                                  [--seconds 600] [--clients 300] [--attackers 20] [--workers 1]
+                                 [--kill-s 15]
 
 A gateway with its default limits stands before one engine, each a process.
 
@@ -10,7 +11,7 @@ readers    many clients ask for a stream of 10 MiB and read 1 KiB per second: me
            memory that stays afterwards. A tenth reads nothing, and must be cut off after 120 s
 streams    half as many streams of 5 events per second for --seconds: errors, memory, CPU
 crowd      --clients for --seconds, half of which leave in the middle, while one of two engines is
-           killed every 15 s. Then the same beside --attackers of each kind of
+           killed every --kill-s. Then the same beside --attackers of each kind of
            tests/hostile/attackers.py: time-outs, memory, descriptors, and times of answers. The
            gateway starts scripted engines. --workers 2: memory of each process.
            Exit code 1 for a broken promise of docs/security.md
@@ -276,7 +277,9 @@ async def streams(gateway: Served, count: int, seconds: float) -> None:
     )
 
 
-async def both_crowds(clients: int, each: int, seconds: float, processes: int) -> bool:
+async def both_crowds(
+    clients: int, each: int, seconds: float, processes: int, kill_s: float
+) -> bool:
     """Whether all is as it is to be."""
     good, p99s = True, []
     for number in (0, each):
@@ -286,7 +289,7 @@ async def both_crowds(clients: int, each: int, seconds: float, processes: int) -
                 count=clients,
                 tokens=number,
                 seconds=seconds,
-                kill_s=KILL_S,
+                kill_s=kill_s,
                 processes=processes,
             )
         p99s.append(figures.p99_s())
@@ -397,7 +400,7 @@ async def run(options: argparse.Namespace) -> bool:
         async with paced_engine(seconds) as url, gateway_before(url) as gateway:
             await streams(gateway, sockets // 2, seconds)
     return "crowd" not in parts or await both_crowds(
-        options.clients, options.attackers, seconds, options.workers
+        options.clients, options.attackers, seconds, options.workers, options.kill_s
     )
 
 
@@ -411,6 +414,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=300)
     parser.add_argument("--attackers", type=int, default=20)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--kill-s",
+        type=float,
+        default=KILL_S,
+        help="seconds between two kills of an engine; inf: none",
+    )
     sys.exit(0 if asyncio.run(run(parser.parse_args())) else 1)
 
 

@@ -228,8 +228,12 @@ def descriptors(pid: int) -> int:
 async def crowd(
     folder: Path, *, count: int, tokens: int, seconds: float, kill_s: float, processes: int = 1
 ) -> Figures:
-    """`count` clients for so long; every `kill_s` an engine is killed. `tokens`: attackers of each
-    kind beside them. processes: workers; 1: the gateway serves by itself."""
+    """`count` clients for so long.
+
+    tokens: attackers of each kind beside them.
+    kill_s: seconds between two kills of an engine; infinite: none.
+    processes: workers; 1: the gateway serves by itself.
+    """
     script = ["--tokens-per-second", str(TOKENS_PER_S)]
     new_scripted_gateway = scripted_gateway(
         folder,
@@ -267,7 +271,10 @@ async def crowd(
                 )
             began, patience = time.monotonic(), Patience()
             # An engine that starts anew takes longer on a busy machine.
-            while (now := time.monotonic() - began) < seconds or not (kills or patience.is_over()):
+            needs_kill = kill_s < math.inf
+            while (now := time.monotonic() - began) < seconds or (
+                needs_kill and not (kills or patience.is_over())
+            ):
                 await asyncio.sleep(min(SAMPLE_S, seconds / 10))
                 sizes.append(resident_mib(pid))
                 for worker_pid, worker_size in zip(worker_pids, worker_sizes, strict=True):
