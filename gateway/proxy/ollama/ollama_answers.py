@@ -87,9 +87,9 @@ class StreamedAnswer:
             text["message"]["tool_calls"] = self._tool_calls()
         return text | self._last_fields(times)
 
-    def load_end(self, times: AnswerTimes) -> dict[str, Any]:
-        """The answer of a request that only loads the model."""
-        end = {"done": True, "done_reason": "load"}
+    def load_end(self, times: AnswerTimes, reason: str = "load") -> dict[str, Any]:
+        """The answer of a request that only loads or unloads the model."""
+        end = {"done": True, "done_reason": reason}
         return self._stream_line("", "", times.end_s) | end
 
     def _stream_line(self, text: str, thoughts: str, now: float) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The ASGI application around that of a process, which answers Ollama's API.
 
     /api/chat, /api/generate     POST /v1/chat/completions, /v1/completions; lines of JSON
+    the same, keep_alive 0       POST /admin/models/NAME/unload
     /api/embed, /api/embeddings  POST /v1/embeddings
     /api/tags, /api/ps           GET /v1/models
     /api/show                    GET /v1/models
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -44,6 +46,7 @@ from gateway.proxy.ollama.ollama_requests import (
     chat_request,
     embed_request,
     generate_request,
+    is_unload,
 )
 from gateway.proxy.request_reader import admit
 from gateway.proxy.routing.model_route import ModelCard
@@ -60,6 +63,7 @@ _REQUESTS: dict[str, Callable[[Mapping[str, Any]], OpenAIRequest]] = {
     "/api/embed": embed_request,
     "/api/embeddings": embed_request,
 }
+_UNLOADING_PATHS = frozenset({"/api/chat", "/api/generate"})
 _DEFAULT_TAG = ":latest"
 # Methods by path.
 _LISTS = {
@@ -144,6 +148,8 @@ class _OllamaCall:
             if path == "/api/embed" and body.get("input") in (None, "", []):
                 # No text has no vectors (EmbedHandler in server/routes.go); an engine refuses it.
                 await self._answer_list(body)
+            elif path in _UNLOADING_PATHS and is_unload(body):
+                await self._unload(_model_name(body))
             else:
                 await self._ask_engine(_REQUESTS[path](body), _model_name(body))
         elif path in _LISTS:
@@ -176,6 +182,20 @@ class _OllamaCall:
             await self._translate_request(request, name, body)
         finally:
             disconnection.cancel()
+
+    async def _unload(self, name: str) -> None:
+        """Unload a model, as its owner may: the caller's key needs the scope for it."""
+        path = f"/admin/models/{quote(self._served_name(name), safe='/')}/unload"
+        async with self._inner_request("POST", path, b"") as inner_answer:
+            if inner_answer.status >= 400:
+                error = _answer_event(await inner_answer.body())
+                await self._reply(
+                    inner_answer.status, {"error": error_text(error)}, inner_answer.headers
+                )
+                return
+        now = time.time()
+        answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
+        await self._reply(200, answer.load_end(AnswerTimes(self._start_s, None, now), "unload"), ())
 
     async def _translate_request(self, request: OpenAIRequest, name: str, body: bytes) -> None:
         async with self._inner_request("POST", request.path, body) as inner_answer:

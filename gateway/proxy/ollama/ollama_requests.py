@@ -72,6 +72,14 @@ def generate_request(body: Mapping[str, Any]) -> OpenAIRequest:
     return _stream_request("/v1/chat/completions", fields | {"messages": _messages(messages)}, body)
 
 
+def is_unload(body: Mapping[str, Any]) -> bool:
+    """Whether the request unloads its model and asks for nothing else, as `ollama stop` does."""
+    asks_nothing = not body.get("prompt") and not body.get("messages")
+    keep_alive = body.get("keep_alive")
+    is_zero = not isinstance(keep_alive, bool) and keep_alive in (0, "0", "0s", "0m")
+    return asks_nothing and is_zero
+
+
 def embed_request(body: Mapping[str, Any]) -> OpenAIRequest:
     """The request of /api/embed, and of /api/embeddings with its `prompt`."""
     fields = {"model": body.get("model"), "input": body.get("input", body.get("prompt"))}
@@ -85,13 +93,6 @@ def embed_request(body: Mapping[str, Any]) -> OpenAIRequest:
 
 def _load_request(body: Mapping[str, Any]) -> OpenAIRequest:
     """A request without a prompt loads the model, by an answer of one token."""
-    keep_alive = body.get("keep_alive")
-    if keep_alive in (0, "0", "0s", "0m"):
-        raise BadRequest(
-            "A model is not unloaded by a request.",
-            hint=f"Use `fitserve unload {body.get('model', 'NAME')}`, or its --keep-alive.",
-            param="keep_alive",
-        )
     message = {"role": "user", "content": "Hello"}
     fields = {"model": body.get("model"), "messages": [message], "max_tokens": 1}
     return OpenAIRequest("/v1/chat/completions", fields, loads=True)

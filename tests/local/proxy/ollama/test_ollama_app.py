@@ -163,6 +163,31 @@ async def test_vectors_come_in_the_order_of_their_texts(tmp_path: Path) -> None:
         assert chat["error"]
 
 
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+async def test_keep_alive_of_zero_unloads_a_model(tmp_path: Path, path: str) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await serve(gateway, tmp_path)
+        answer = await ask(gateway.client, path, model="m:latest", keep_alive=0)
+        assert (answer["done"], answer["done_reason"]) == (True, "unload")
+        await gateway.until("m", "stopped")
+
+
+async def test_a_key_for_inference_unloads_no_model(tmp_path: Path) -> None:
+    async with running(
+        tmp_path, healthy, admin_key="admin-key-1", api_key="client-key-1"
+    ) as gateway:
+        gateway.client.headers["authorization"] = "Bearer admin-key-1"
+        await serve(gateway, tmp_path)
+        answer = await gateway.client.post(
+            "/api/generate",
+            json={"model": "m", "keep_alive": 0},
+            headers={"authorization": "Bearer client-key-1"},
+        )
+        assert answer.status_code == 403, answer.text
+        assert list(answer.json()) == ["error"]
+        assert (await gateway.show("m"))["state"] == "ready"
+
+
 async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await serve(gateway, tmp_path)
@@ -173,8 +198,8 @@ async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
         assert "generates text" in kind["error"]
         error = await ask(client, "/api/pull", 404, model="nosuch")
         assert "fitserve add NAME SOURCE" in error["error"]
-        unload = await ask(client, "/api/generate", 400, model="m", keep_alive=0)
-        assert "fitserve unload m" in unload["error"]
+        error = await ask(client, "/api/generate", 404, model="nosuch", keep_alive=0)
+        assert "nosuch" in error["error"]
         for wrong in (b"", b"[", b"[]", b"{}", b'{"model": 1}', b"[" * 100_000):
             answer = await client.post("/api/chat", content=wrong)
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
