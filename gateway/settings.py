@@ -266,6 +266,14 @@ class Settings(BaseModel):
     keep_alive_s: float = Field(
         75, gt=0, description="longest time a connection stays open without a request"
     )
+    engine_idle_connections: int = Field(
+        256,
+        ge=0,
+        description=(
+            "most idle connections that are kept to each engine, for 20 s; each takes a descriptor"
+            " of the gateway and of the engine"
+        ),
+    )
     engine_silence_s: float = Field(
         3600, gt=0, description="longest silence of an engine in a request; a prefill is silent"
     )

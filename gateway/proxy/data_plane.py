@@ -88,7 +88,9 @@ class DataPlane:
         """The connections to the engine at `url`."""
         pool = self._pools.get(url)
         if pool is None:
-            pool = self._pools[url] = UpstreamPool(url, self.loop)
+            pool = self._pools[url] = UpstreamPool(
+                url, self.loop, self.limits.engine_idle_connections
+            )
         return pool
 
     def date(self, headers: list[tuple[bytes, bytes]]) -> bytes:

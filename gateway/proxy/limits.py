@@ -95,6 +95,7 @@ class Limits:
     connections: int = 2048
     connections_per_address: int = 1536
     keep_alive_s: float = 75.0
+    engine_idle_connections: int = 256
     engine_silence_s: float = 3600.0
     queue_timeout_s: float = 120.0
     waiting_comment_s: float = 10.0

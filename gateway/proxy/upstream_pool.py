@@ -34,7 +34,7 @@ _MARGIN_S = 1.0
 class UpstreamPool:
     """The connections to one engine. `connections`: all open ones."""
 
-    def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, url: str, loop: asyncio.AbstractEventLoop, idle_limit: int) -> None:
         url_parts = urlsplit(url)
         self.host = url_parts.hostname or ""
         self.port = url_parts.port or (443 if url_parts.scheme == "https" else 80)
@@ -44,6 +44,7 @@ class UpstreamPool:
         self._loop = loop
         self.connections: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []  # in the order of last use
+        self._idle_limit = idle_limit
         self._good_s = IDLE_S  # how long an idle connection is known to stay open
         self._dials: set[asyncio.Task[None]] = set()
 
@@ -61,12 +62,15 @@ class UpstreamPool:
         return None
 
     def give(self, connection: UpstreamConnection) -> None:
-        """Return a connection, after a complete answer to a request that was written in full."""
+        """Return a connection, after a complete answer to a request that was written in full.
+        Beyond the limit the one that was idle longest is closed."""
         connection.exchange = None
         # The connection may be paused for a client that still receives the end of the answer.
         connection.transport.resume_reading()
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
+        if len(self._idle) > self._idle_limit:
+            self._idle.pop(0).drop()
 
     def dial(self, exchange: Exchange) -> asyncio.Task[None]:
         """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancellation calls

@@ -194,6 +194,7 @@ def build_front(
         connections=settings.max_connections,
         connections_per_address=settings.max_connections_per_address,
         keep_alive_s=settings.keep_alive_s,
+        engine_idle_connections=settings.engine_idle_connections,
         engine_silence_s=settings.engine_silence_s,
         queue_timeout_s=settings.queue_timeout_s,
         waiting_comment_s=settings.waiting_comment_s,

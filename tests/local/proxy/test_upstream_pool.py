@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 from typing import cast
 
 import pytest
@@ -38,7 +39,7 @@ def listener() -> socket.socket:
 
 async def _dial(address: tuple[str, int], stall_s: float) -> str:
     """The outcome of a dial by a process that stands still for so long in the middle."""
-    pool = UpstreamPool("http://{}:{}".format(*address), asyncio.get_running_loop())
+    pool = UpstreamPool("http://{}:{}".format(*address), asyncio.get_running_loop(), 256)
     exchange = RecordedDial()
     pool.dial(cast("Exchange", exchange))
     await asyncio.sleep(0)  # The dial begins.
@@ -64,3 +65,35 @@ def test_an_engine_that_accepts_no_connection_is_given_up(
         assert "TimeoutError" in uvloop.run(_dial(listener.getsockname(), stall_s=0))
         for client in clients:
             client.close()
+
+
+def _itself(connection: UpstreamConnection) -> UpstreamConnection:
+    return connection
+
+
+async def _idle_connections(listener: socket.socket, limit: int, count: int) -> list[bool]:
+    """Whether each of `count` connections is closed after all of them were given back in turn."""
+    loop = asyncio.get_running_loop()
+    address = "http://{}:{}".format(*listener.getsockname())
+    pool = UpstreamPool(address, loop, limit)
+    connections = []
+    for _ in range(count):
+        connection = UpstreamConnection(pool)
+        await loop.create_connection(partial(_itself, connection), *listener.getsockname())
+        connections.append(connection)
+    for connection in connections:
+        pool.give(connection)
+    closed = [connection.transport.is_closing() for connection in connections]
+    pool.close()
+    return closed
+
+
+@pytest.mark.parametrize(
+    ("limit", "closed"),
+    [(0, [True, True, True]), (2, [True, False, False]), (3, [False, False, False])],
+)
+def test_idle_connections_beyond_the_limit_are_closed_the_oldest_first(
+    limit: int, closed: list[bool]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert uvloop.run(_idle_connections(listener, limit, 3)) == closed

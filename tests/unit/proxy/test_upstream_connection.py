@@ -84,7 +84,7 @@ class Parsed(UpstreamConnection):
 
 
 def pool(clock: Clock) -> UpstreamPool:
-    return UpstreamPool("http://127.0.0.1:1", cast("asyncio.AbstractEventLoop", clock))
+    return UpstreamPool("http://127.0.0.1:1", cast("asyncio.AbstractEventLoop", clock), 256)
 
 
 def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[Any, ...]:
