@@ -72,13 +72,21 @@ def print_table(
         start = "".join(f"{cell:<{size}}  " for cell, size in zip(line, widths, strict=False))
         if width is None or indent + len(line[-1]) <= width:
             say(f"{start}{line[-1]}".rstrip())
-        elif width - indent >= max(_MIN_LAST_COLUMN, *map(len, line[-1].split())):
-            print_paragraph(line[-1], indent=indent, first=start)
         else:
-            say(start.rstrip())
-            is_title = number == 0 and any(head)
-            if line[-1] and not is_title:
-                print_paragraph(line[-1], indent=4, first="    ")
+            _print_wrapped(start, line[-1], width, is_title=number == 0 and any(head))
+
+
+def _print_wrapped(start: str, text: str, width: int, *, is_title: bool) -> None:
+    """Print a row whose last column is too wide: wrapped in its place, or below the row.
+
+    start: the columns before it.
+    """
+    if width - len(start) >= max(_MIN_LAST_COLUMN, *map(len, text.split())):
+        print_paragraph(text, indent=len(start), first=start)
+        return
+    say(start.rstrip())
+    if text and not is_title:
+        print_paragraph(text, indent=4, first="    ")
 
 
 def _widths(lines: list[list[str]]) -> list[int]:

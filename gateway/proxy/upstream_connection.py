@@ -200,8 +200,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_between_chunks and self._is_chunk(data):
             exchange.answer.writer.write(data)
             return
-        first, sent_bytes = self._is_first, self.sent_bytes
-        if first:
+        is_first = self._is_first
+        if is_first:
             self._is_first = False
             known_head = self._previous_head
             if (
@@ -213,6 +213,14 @@ class UpstreamConnection(asyncio.Protocol):
                 self.is_over = True
                 exchange.take_answer(self, known_head.status, known_head.forwarded_headers, body)
                 return
+        self._parse(exchange, data, is_first=is_first)
+
+    def _parse(self, exchange: Exchange, data: bytes, *, is_first: bool) -> None:
+        """Read bytes of an answer, and write to the client what they hold of its body.
+
+        is_first: they begin the answer.
+        """
+        sent_bytes = self.sent_bytes
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -228,7 +236,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_behind_chunk and self.is_framed and data.endswith(b"\r\n")
         )
         if self.is_over:
-            if first and self._is_reusable:
+            if is_first and self._is_reusable:
                 self._previous_head = head_cache.remember_answer(
                     data, exchange.answer.status, self.headers, self.length, self.sent_bytes
                 )

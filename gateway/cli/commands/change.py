@@ -224,18 +224,7 @@ def _send_change(
     if as_json and not options.wait:
         say(json.dumps(answer, indent=2))
     elif not as_json:
-        if differences := wish_and_plan(answer):
-            show_changes(differences)
-        if answer["reason"]:
-            print_paragraph(f"No plan: {answer['reason']}")
-        elif not answer["wish"]:
-            print_paragraph(f"{name}: no change: the model has these values already")
-        elif not answer["anew"]:
-            reason = answer.get("no_effect", "")
-            effect = f"; the plan stays: {reason}" if reason else ""
-            print_paragraph(f"{name}: no engine has to restart{effect}")
-        elif not options.dry_run:
-            print_paragraph(f"{name}: change started; `fitserve show {name}` shows its progress")
+        _print_change(name, answer, is_dry_run=options.dry_run)
     if options.dry_run and answer["reason"]:
         raise typer.Exit(3)
     if waits:
@@ -245,6 +234,22 @@ def _send_change(
         if view["change"]:
             print_message(f"fitserve: the change of {name} failed: {view['change']['detail']}")
             raise typer.Exit(1)
+
+
+def _print_change(name: str, answer: Any, *, is_dry_run: bool) -> None:
+    """Print the differences of a change, and its effect on the engines."""
+    if differences := wish_and_plan(answer):
+        show_changes(differences)
+    if answer["reason"]:
+        print_paragraph(f"No plan: {answer['reason']}")
+    elif not answer["wish"]:
+        print_paragraph(f"{name}: no change: the model has these values already")
+    elif not answer["anew"]:
+        reason = answer.get("no_effect", "")
+        effect = f"; the plan stays: {reason}" if reason else ""
+        print_paragraph(f"{name}: no engine has to restart{effect}")
+    elif not is_dry_run:
+        print_paragraph(f"{name}: change started; `fitserve show {name}` shows its progress")
 
 
 def _wait_for_change(name: str) -> Any:

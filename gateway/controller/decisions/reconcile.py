@@ -209,20 +209,15 @@ def next_action(
 def _next_action(
     replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
 ) -> Action:
-    attempt = replica.attempt
+    attempt, instance = replica.attempt, replica.instance
     if not replica.is_wanted:
-        return (
-            Stop(replica.instance.name)
-            if replica.instance and not replica.is_busy
-            else Rest("stopping")
-        )
+        return Stop(instance.name) if instance and not replica.is_busy else Rest("stopping")
     if attempt is None:
         if replica.is_busy:
             return Rest("starting", "planning")
-        if replica.instance is not None:
-            return Stop(replica.instance.name)
+        if instance is not None:
+            return Stop(instance.name)
         return _next_attempt(replica, now, backoff_s, backoff_max_s)
-    instance = replica.instance
     if replica.is_spent and not replica.is_busy:
         return Retire(attempt)
     if attempt.asleep is not None or (attempt.serves and replica.observation.sleeping):
@@ -231,12 +226,23 @@ def _next_action(
         return Fail(attempt, replica.observation.proof)
     if replica.leaving.reason and (attempt.state == "starting" or replica.leaving.is_drained):
         return _evict(replica, attempt)
-    if instance is not None and instance.fingerprint != attempt.fingerprint:
+    if instance is not None:
+        action = _instance_action(replica, attempt, instance)
+        if action is not None:
+            return action
+    return _serve(replica, attempt) if attempt.state == "ready" else _start(replica, attempt)
+
+
+def _instance_action(
+    replica: ReplicaSnapshot, attempt: Attempt, instance: Instance
+) -> Action | None:
+    """The action for an engine of another plan, or whose log is still read; else None."""
+    if instance.fingerprint != attempt.fingerprint:
         reason = "replacing an engine that runs by another plan than the recorded one"
         return Stop(instance.name, reason) if not replica.is_busy else Rest("starting", reason)
-    if instance is not None and instance.state == "exited" and not replica.observation.log_ended:
+    if instance.state == "exited" and not replica.observation.log_ended:
         return Rest("starting", "reading the end of its log")
-    return _serve(replica, attempt) if attempt.state == "ready" else _start(replica, attempt)
+    return None
 
 
 def _evict(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
@@ -278,42 +284,35 @@ def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
 
 def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that sleeps, falls asleep or wakes up."""
-    is_settled = attempt.is_sleep_confirmed
-    if (
-        replica.instance is None
-        or replica.instance.state != "running"
-        or replica.observation.proof is not None
-    ):
+    leaving, observation = replica.leaving, replica.observation
+    runs = replica.instance is not None and replica.instance.state == "running"
+    if not runs or observation.proof is not None:
         return Retire(attempt)
     if replica.is_busy:
-        return (
-            Rest("stopping", replica.leaving.reason)
-            if replica.leaving.reason
-            else Rest(
-                "starting" if replica.demand.is_requested else "asleep", replica.observation.phase
-            )
-        )
-    if replica.leaving.reason and not (replica.leaving.sleeps and is_settled):
+        if leaving.reason:
+            return Rest("stopping", leaving.reason)
+        return Rest("starting" if replica.demand.is_requested else "asleep", observation.phase)
+    is_settled = attempt.is_sleep_confirmed
+    if leaving.reason and not (leaving.sleeps and is_settled):
         return Retire(attempt)
     if not is_settled:
-        return (
-            Wake(attempt)
-            if replica.observation.is_healthy
-            else Rest("starting", replica.observation.phase)
-        )
-    if replica.leaving.reason or not (replica.demand.is_requested or replica.demand.is_spare):
+        return Wake(attempt) if observation.is_healthy else Rest("starting", observation.phase)
+    return Rest("asleep") if leaving.reason else _wake_action(replica, attempt)
+
+
+def _wake_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
+    """The action for an engine that sleeps and may stay: it wakes up on demand, unless something
+    holds it."""
+    demand, planning = replica.demand, replica.planning
+    if not (demand.is_requested or demand.is_spare):
         return Rest("asleep")
-    if replica.demand.load_block_reason or replica.planning.blocked_reason is not None:
-        comes = replica.demand.is_requested and not (
-            replica.demand.is_spare
-            and replica.planning.blocked_reason
-            and not replica.planning.is_promised
-        )
-        return Rest(
-            "starting" if comes else "asleep",
-            replica.demand.load_block_reason or replica.planning.blocked_reason or "",
-        )
-    return Wake(attempt)
+    if not demand.load_block_reason and planning.blocked_reason is None:
+        return Wake(attempt)
+    stays = demand.is_spare and planning.blocked_reason and not planning.is_promised
+    comes = demand.is_requested and not stays
+    return Rest(
+        "starting" if comes else "asleep", demand.load_block_reason or planning.blocked_reason or ""
+    )
 
 
 def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:

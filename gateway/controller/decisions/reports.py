@@ -163,43 +163,43 @@ def _wish_events(
             "model.added", f"{name} is added: {wish.source or ', '.join(wish.endpoints)}.", **data
         )
         former_model = ReportedModel(wish)
-    change, old_change = new_model.change, former_model.change
-    if change is not None and (old_change is None or old_change.generation != change.generation):
-        differences = _difference_rows(diff_wishes(wish, change.wish))
-        yield event(
-            "model.changing",
-            f"{name} is being changed: {_differences_text(differences)}.",
-            differences=differences,
-        )
-    if (
-        change is not None
-        and change.refused
-        and not (
-            old_change is not None
-            and old_change.generation == change.generation
-            and old_change.refused
-        )
-    ):
-        yield event(
-            "model.change_refused",
-            f"{name} stays as it was: {change.refused}",
-            reason=change.refused,
-        )
-    if former_model.wish != wish and (
-        differences := _difference_rows(diff_wishes(former_model.wish, wish))
-    ):
-        yield event(
-            "model.changed",
-            f"{name} is changed: {_differences_text(differences)}.",
-            differences=differences,
-        )
+    for kind, text, data in _change_events(former_model, new_model):
+        yield event(kind, text, **data)
     if new_model.is_deleting and not former_model.is_deleting:
         yield event("model.removing", f"{name} is being removed.")
     if new_model.is_stopped != former_model.is_stopped:
-        kind: EventKind = "model.stopped" if new_model.is_stopped else "model.started"
-        yield event(kind, f"Its owner {'stops' if new_model.is_stopped else 'starts'} {name}.")
+        start_or_stop: EventKind = "model.stopped" if new_model.is_stopped else "model.started"
+        yield event(
+            start_or_stop, f"Its owner {'stops' if new_model.is_stopped else 'starts'} {name}."
+        )
     if new_model.forgiven_at != former_model.forgiven_at:
         yield event("model.retried", f"{name} is tried again. Earlier failures no longer count.")
+
+
+def _change_events(
+    former_model: ReportedModel, new_model: ReportedModel
+) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
+    """Kinds, texts and data of the events about a wish that is being changed or was changed."""
+    wish, name = new_model.wish, new_model.wish.name
+    change, former_change = new_model.change, former_model.change
+    is_same_change = (
+        change is not None
+        and former_change is not None
+        and change.generation == former_change.generation
+    )
+    if change is not None and not is_same_change:
+        differences = _difference_rows(diff_wishes(wish, change.wish))
+        text = f"{name} is being changed: {_differences_text(differences)}."
+        yield "model.changing", text, {"differences": differences}
+    was_refused = is_same_change and former_change is not None and former_change.refused
+    if change is not None and change.refused and not was_refused:
+        text = f"{name} stays as it was: {change.refused}"
+        yield "model.change_refused", text, {"reason": change.refused}
+    if former_model.wish != wish:
+        differences = _difference_rows(diff_wishes(former_model.wish, wish))
+        if differences:
+            text = f"{name} is changed: {_differences_text(differences)}."
+            yield "model.changed", text, {"differences": differences}
 
 
 def _replica_events(

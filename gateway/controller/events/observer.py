@@ -179,39 +179,38 @@ class Observer:
         self._events.tell((event,))
 
     def _look_at_gpus(self, now: float) -> None:
+        if self._gpus.lost_cards is not self._lost_gpus:
+            self._report_losses(now)
+        self._report_throttling(now)
+        if self._gpus.counts != self._errors:
+            self._report_gpu_errors(now)
+
+    def _report_losses(self, now: float) -> None:
         lost_gpus = self._gpus.lost_cards
-        if lost_gpus is not self._lost_gpus:
-            for uuid in lost_gpus.keys() - self._lost_gpus.keys():
-                loss = lost_gpus[uuid]
+        for uuid in lost_gpus.keys() - self._lost_gpus.keys():
+            loss = lost_gpus[uuid]
+            text = f"{uuid} is not used: {loss.message}"
+            self._publish_event(
+                _new_event(now, "gpu.lost", text, gpu=uuid, reason=loss.message, xid=loss.xid)
+            )
+        for uuid in self._lost_gpus.keys() - lost_gpus.keys():
+            self._publish_event(_new_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
+        self._lost_gpus = lost_gpus
+
+    def _report_throttling(self, now: float) -> None:
+        for uuid, reading in self._gpus.readings.items():
+            if not reading.throttled:
+                continue
+            if uuid not in self._throttled:
+                reasons = list(reading.throttled)
+                text = f"{uuid} lowers its clocks: {', '.join(reasons)}."
+                degrees = reading.temperature_c
                 self._publish_event(
                     _new_event(
-                        now,
-                        "gpu.lost",
-                        f"{uuid} is not used: {loss.message}",
-                        gpu=uuid,
-                        reason=loss.message,
-                        xid=loss.xid,
+                        now, "gpu.throttled", text, gpu=uuid, why=reasons, temperature_c=degrees
                     )
                 )
-            for uuid in self._lost_gpus.keys() - lost_gpus.keys():
-                self._publish_event(_new_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
-            self._lost_gpus = lost_gpus
-        for uuid, reading in self._gpus.readings.items():
-            if reading.throttled:
-                if uuid not in self._throttled:
-                    throttle_reasons = list(reading.throttled)
-                    text = f"{uuid} lowers its clocks: {', '.join(throttle_reasons)}."
-                    self._publish_event(
-                        _new_event(
-                            now,
-                            "gpu.throttled",
-                            text,
-                            gpu=uuid,
-                            why=throttle_reasons,
-                            temperature_c=reading.temperature_c,
-                        )
-                    )
-                self._throttled[uuid] = now
+            self._throttled[uuid] = now
         for uuid in [
             uuid for uuid, at in self._throttled.items() if not 0 <= now - at <= _THROTTLE_REPEAT_S
         ]:
@@ -219,21 +218,15 @@ class Observer:
             self._publish_event(
                 _new_event(now, "gpu.unthrottled", f"{uuid} has its clocks again.", gpu=uuid)
             )
-        if len(self._gpus.counts) != len(self._errors) or self._gpus.counts != self._errors:
-            for (uuid, xid), count in dict(self._gpus.counts).items():
-                if count != self._errors.get((uuid, xid)):
-                    self._errors[uuid, xid] = count
-                    means = self._gpus.meaning(xid)
-                    self._publish_event(
-                        _new_event(
-                            now,
-                            "gpu.error",
-                            f"{uuid} reported Xid {xid} ({means}).",
-                            gpu=uuid,
-                            xid=xid,
-                            count=count,
-                        )
-                    )
+
+    def _report_gpu_errors(self, now: float) -> None:
+        for (uuid, xid), count in dict(self._gpus.counts).items():
+            if count != self._errors.get((uuid, xid)):
+                self._errors[uuid, xid] = count
+                text = f"{uuid} reported Xid {xid} ({self._gpus.meaning(xid)})."
+                self._publish_event(
+                    _new_event(now, "gpu.error", text, gpu=uuid, xid=xid, count=count)
+                )
 
     def _look_at_keys(self, now: float) -> None:
         keys = {stored_key.grant.name: stored_key for stored_key in self._keys()}

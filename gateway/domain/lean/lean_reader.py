@@ -52,33 +52,24 @@ def read_fields(kind: Any, data: dict[str, Any]) -> dict[str, Any]:
 def _fields_reader(kind: Any, is_trusted: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The reader of a class's fields by name. Trusted fields are all known and complete."""
     fields: dict[str, FieldInfo] = kind.model_fields
-    template = {name: field.default for name, field in fields.items()}
+    scalars, readers = _split_readers(kind, is_trusted)
+    template = _default_values(kind, readers)
     factories = {
         name: field.default_factory for name, field in fields.items() if field.default_factory
     }
-    scalars, readers = [], []
-    for name, field in fields.items():
-        reader = _reader_of_field(kind, field, is_trusted)
-        if reader in _SCALAR_OF:
-            scalars.append((name, _SCALAR_OF[reader]))
-        elif reader is not None:
-            readers.append((name, reader))
-            if kind.model_config.get("validate_default") and not field.is_required:
-                template[name] = reader(field.get_default())
     required = frozenset(name for name, field in fields.items() if field.is_required)
     aliases = {field.alias: name for name, field in fields.items() if field.alias}
-    ignores = kind.model_config.get("extra") == "ignore"
+    ignores_others = kind.model_config.get("extra") == "ignore"
+    needed = frozenset() if is_trusted else required
 
     def read(data: dict[str, Any]) -> dict[str, Any]:
         if aliases:
             data = _rename_fields(kind, data, aliases)
+        if not needed <= data.keys():
+            raise Inexact(f"some of {', '.join(needed)} are missing")
         values = template | data
         if len(values) != len(template):
-            if not ignores:
-                raise Inexact(f"unknown fields among {', '.join(data)}")
-            values = {name: values[name] for name in template}
-        if not is_trusted and not required <= data.keys():
-            raise Inexact(f"some of {', '.join(required)} are missing")
+            values = _known_fields(values, template, ignores_others=ignores_others)
         for name, scalar in scalars:
             if type(values[name]) is not scalar and name in data:
                 raise Inexact(f"{name} is not of {scalar.__name__}")
@@ -91,6 +82,40 @@ def _fields_reader(kind: Any, is_trusted: bool) -> Callable[[dict[str, Any]], di
         return values
 
     return read
+
+
+def _split_readers(
+    kind: Any, is_trusted: bool
+) -> tuple[list[tuple[str, type]], list[tuple[str, Reader]]]:
+    """The fields of one exact type with that type, and the others with their readers. Fields that
+    take any data are left out."""
+    scalars, readers = [], []
+    for name, field in kind.model_fields.items():
+        reader = _reader_of_field(kind, field, is_trusted)
+        if reader in _SCALAR_OF:
+            scalars.append((name, _SCALAR_OF[reader]))
+        elif reader is not None:
+            readers.append((name, reader))
+    return scalars, readers
+
+
+def _default_values(kind: Any, readers: list[tuple[str, Reader]]) -> dict[str, Any]:
+    """The defaults of all fields by name, read where the class validates them."""
+    fields: dict[str, FieldInfo] = kind.model_fields
+    values = {name: field.default for name, field in fields.items()}
+    if kind.model_config.get("validate_default"):
+        for name, reader in readers:
+            if not fields[name].is_required:
+                values[name] = reader(fields[name].get_default())
+    return values
+
+
+def _known_fields(
+    values: dict[str, Any], template: dict[str, Any], *, ignores_others: bool
+) -> dict[str, Any]:
+    if not ignores_others:
+        raise Inexact(f"unknown fields among {', '.join(values)}")
+    return {name: values[name] for name in template}
 
 
 def _rename_fields(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:

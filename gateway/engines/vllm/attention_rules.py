@@ -70,6 +70,16 @@ def refusals(
         )
     if query.role not in backend.roles:
         yield "role", f"does not do {query.role.replace('_', '-')} attention"
+    yield from _trait_refusals(backend, needed_traits, subject)
+    if reason := first_refusal(backend.combination, subject):
+        yield "combination", reason
+
+
+def _trait_refusals(
+    backend: VllmBackend, needed_traits: Iterable[Trait], subject: Subject
+) -> Iterator[tuple[str, str]]:
+    """The traits of the layers that the backend does not take, and why."""
+    query = _query(subject)
     for trait in needed_traits:
         has_trait, text = _TRAITS[trait]
         if not has_trait(query):
@@ -78,8 +88,6 @@ def refusals(
             yield trait, f"does not take {text}"
         elif reason := backend.takes[trait].refusal(subject):
             yield trait, reason if isinstance(reason, Undecided) else f"{text}: {reason}"
-    if reason := first_refusal(backend.combination, subject):
-        yield "combination", reason
 
 
 def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:

@@ -214,41 +214,54 @@ class HostServer:
                     async for report in reports:
                         yield report
                 yield DoneAnswer()
-            case ExpectCall(spec=spec):
-                await self._host.expect(spec)
-                yield DoneAnswer()
-            case StartCall(spec=spec):
-                yield DoneAnswer(instances=(await self._start_engine(spec),))
-            case ListCall():
-                yield DoneAnswer(instances=tuple(await self._host.list()))
-            case StopCall(name=name, grace_s=grace_s):
-                log.info("stopping", instance=name)
-                await self._host.stop(name, grace_s)
-                yield DoneAnswer()
-            case ProcessesCall(name=name):
-                yield DoneAnswer(processes=await self._host.processes(name))
-            case ConditionsCall(engine=engine, cache=cache):
-                yield DoneAnswer(conditions=await self._host.conditions(engine, cache))
             case FollowCall(name=name):
                 async with aclosing(self._host.follow(name)) as lines:
                     async for line in lines:
                         yield LineAnswer(text=line.decode("latin-1"))
                 yield DoneAnswer()
-            case ResolveCall(engine=engine):
-                exact_ref = await self._host.resolve(engine)
-                await self._note_image(exact_ref)
-                yield DoneAnswer(engine=exact_ref)
-            case IdentityCall(engine=engine):
-                yield DoneAnswer(identity=await self._host.identity(engine))
             case InquireCall(engine=engine, asked=packed_document, gpus=gpus):
                 async with aclosing(self._inquire(engine, packed_document, gpus)) as answers:
                     async for answer in answers:
                         yield answer
                 yield DoneAnswer()
+            case ExpectCall() | StartCall() | StopCall() | ResolveCall():
+                yield await self._change(call)
+            case _:
+                yield await self._look_up(call)
+
+    async def _change(self, call: ExpectCall | StartCall | StopCall | ResolveCall) -> DoneAnswer:
+        """The answer to a call that changes engines or the images that may be used. Raises
+        HostError."""
+        match call:
+            case ExpectCall(spec=spec):
+                await self._host.expect(spec)
+                return DoneAnswer()
+            case StartCall(spec=spec):
+                return DoneAnswer(instances=(await self._start_engine(spec),))
+            case StopCall(name=name, grace_s=grace_s):
+                log.info("stopping", instance=name)
+                await self._host.stop(name, grace_s)
+                return DoneAnswer()
+            case ResolveCall(engine=engine):
+                exact_ref = await self._host.resolve(engine)
+                await self._note_image(exact_ref)
+                return DoneAnswer(engine=exact_ref)
+
+    async def _look_up(self, call: Call) -> DoneAnswer:
+        """The answer to a call that changes nothing. Raises HostError."""
+        match call:
+            case ListCall():
+                return DoneAnswer(instances=tuple(await self._host.list()))
+            case ProcessesCall(name=name):
+                return DoneAnswer(processes=await self._host.processes(name))
+            case ConditionsCall(engine=engine, cache=cache):
+                return DoneAnswer(conditions=await self._host.conditions(engine, cache))
+            case IdentityCall(engine=engine):
+                return DoneAnswer(identity=await self._host.identity(engine))
             case PortCall():
-                yield DoneAnswer(port=await self._host.allocate_port())
+                return DoneAnswer(port=await self._host.allocate_port())
             case PreparedCall():
-                yield DoneAnswer(prepared=await self._host.prepared_views())
+                return DoneAnswer(prepared=await self._host.prepared_views())
             case _:
                 raise _not_a_node_error()
 

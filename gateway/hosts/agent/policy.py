@@ -75,13 +75,7 @@ def check_launch(
     check.
     """
     check_engine(spec.engine, engine, allowed_images, resolved_images)
-    field_names = (
-        _NAME.fullmatch(spec.name)
-        and re.fullmatch(NAME_PATTERN, spec.model)
-        and _FINGERPRINT.fullmatch(spec.fingerprint)
-    )
-    if not field_names or not 0 <= spec.attempt < 2**53:
-        raise _policy_error(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not valid")
+    _check_names(spec)
     if any(mount != models for mount in spec.mounts):
         raise _policy_error(
             f"engines mount {models.source} at {models.target}, read-only, and nothing else"
@@ -93,6 +87,31 @@ def check_launch(
     check_gpus(spec.gpus)
     if spec.gpus and engine.device == "cpu":
         raise _policy_error(f"{engine.ref} runs on no GPU")
+    _check_profile_fields(spec, engine)
+    _check_sizes(spec)
+    try:
+        check_command(
+            engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target
+        )
+        check_environment(engine, spec.env)
+    except BadFlag as error:
+        raise _policy_error(error.message.rstrip(".")) from None
+
+
+def _check_names(spec: LaunchSpec) -> None:
+    is_valid = (
+        _NAME.fullmatch(spec.name)
+        and re.fullmatch(NAME_PATTERN, spec.model)
+        and _FINGERPRINT.fullmatch(spec.fingerprint)
+        and 0 <= spec.attempt < 2**53
+    )
+    if not is_valid:
+        raise _policy_error(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not valid")
+
+
+def _check_profile_fields(spec: LaunchSpec, engine: Engine) -> None:
+    """Refuse fields that differ from those of the engine's profile and kind. Raises
+    AgentRefusal."""
     if spec.scratch != engine.scratch:
         raise _policy_error(f"the writable folders of {engine.ref} must be those of its profile")
     # The cache also depends on the image, which the agent's own host adds.
@@ -106,6 +125,9 @@ def check_launch(
         raise _policy_error(f"the warm-ups of {engine.ref} must be those of its kind")
     if spec.kernel_builds not in ({}, engine_kind(engine.kind).kernel_builds):
         raise _policy_error(f"the kernel builds of {engine.ref} must be those of its kind")
+
+
+def _check_sizes(spec: LaunchSpec) -> None:
     bounds = {
         "shared memory": (0, spec.shm_bytes, _MAX_SHARED_BYTES),
         "port": (1024, spec.port, 65535),
@@ -115,13 +137,6 @@ def check_launch(
     for name, (minimum, value, maximum) in bounds.items():
         if not minimum <= value <= maximum:
             raise _policy_error(f"the {name} must be {minimum} to {maximum}")
-    try:
-        check_command(
-            engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target
-        )
-        check_environment(engine, spec.env)
-    except BadFlag as error:
-        raise _policy_error(error.message.rstrip(".")) from None
 
 
 def check_gpus(gpus: tuple[str, ...]) -> None:

@@ -134,22 +134,21 @@ def _term_value(node: ast.expr, config: _Config, number: int) -> Any:
             return _term_value(value, config, number)[_term_value(index, config, number)]
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _term_value(operand, config, number)
-        case ast.BoolOp(op=ast.And(), values=values):
-            return all(_term_value(part, config, number) for part in values)
-        case ast.BoolOp(values=values):
-            return any(_term_value(part, config, number) for part in values)
+        case ast.BoolOp(op=operator, values=values):
+            combine = all if isinstance(operator, ast.And) else any
+            return combine(_term_value(part, config, number) for part in values)
         case ast.IfExp(test=test, body=body, orelse=alternative):
             return _term_value(
                 body if _term_value(test, config, number) else alternative, config, number
             )
-        case ast.BinOp(left=left_operand, op=operator, right=right):
+        case (
+            ast.BinOp(left=left_operand, op=operator, right=right)
+            | ast.Compare(left=left_operand, ops=[operator], comparators=[right])
+        ):
             pair = _term_value(left_operand, config, number), _term_value(right, config, number)
             # A text times a number would be as long as a config wants.
-            if any(type(part) is not int for part in pair):
+            if isinstance(node, ast.BinOp) and any(type(part) is not int for part in pair):
                 raise TypeError(ast.unparse(node))
-            return _OPERATORS[type(operator)](*pair)
-        case ast.Compare(left=left_operand, ops=[operator], comparators=[right]):
-            pair = _term_value(left_operand, config, number), _term_value(right, config, number)
             return _OPERATORS[type(operator)](*pair)
     raise TypeError(ast.unparse(node))
 

@@ -203,58 +203,67 @@ async def change_model(
     """Change a model by a JSON merge patch (RFC 7396: null resets a field to its default). The
     answer describes the effects: 202 if engines will be changed, 200 if none is restarted. With
     `dry_run` nothing is done."""
-    gateway = gateway_of(request)
-    fleet = gateway.loop.fleet
-    plan_preview = gateway.loop.plan_preview
-    owner_commands = gateway.loop.owner_commands
-    model = fleet.model(name)
+    loop = gateway_of(request).loop
+    model = loop.fleet.model(name)
     old_wish = model.wish
-    wish = await plan_preview.resolve(_patch(old_wish, body))
-    restarts, result = may_need_restart(old_wish, wish), None
-    if restarts and wish.source is not None:
-        result = await plan_preview.plan_change(model, wish)
-        if result.unconfirmed_repos and "commits" in body:
-            raise BadModel(
-                f"The Hub did not answer for {', '.join(result.unconfirmed_repos)};"
-                f" {name} is not changed.",
-                hint="Try again when the Hub is reachable.",
-            )
+    wish = await loop.plan_preview.resolve(_patch(old_wish, body))
+    result = None
+    if may_need_restart(old_wish, wish) and wish.source is not None:
+        result = await loop.plan_preview.plan_change(model, wish)
+        _check_change(name, result, sets_commits="commits" in body, dry_run=dry_run)
         wish = wish.evolve(commits=dict(result.commits))
-        running_plans = [attempt.plan for attempt in model.serving]
-        plan = result.plan
-        restarts = (
-            not running_plans
-            or plan is None
-            or not all(starts_same_engine(plan, current_plan) for current_plan in running_plans)
-        )
-        if plan is None and not result.questions and not dry_run:
-            raise NoPlan(
-                f"Nothing was changed: {result.reason.rstrip('.')}.",
-                hint=f"`fitserve plan` has details; {name} keeps running unchanged.",
-            )
-    else:
-        restarts = False
-    changed_fields = diff_wishes(old_wish, wish)
-    answer = ChangeAnswer(
-        name=name,
-        anew=restarts,
-        wish=changed_fields,
-        commits=wish.commits,
-        reason=result.reason if result is not None and result.plan is None else "",
-    )
-    if result and result.plan and model.serving:
-        running_plan = model.serving[0].plan
-        answer = answer.evolve(
-            plan=diff_plans(running_plan, result.plan),
-            no_effect=no_effect_reason(changed_fields, running_plan, result.plan),
-        )
+    answer = _change_answer(model, wish, result)
     if not dry_run:
-        await owner_commands.change(model, old_wish, wish, restarts=restarts)
+        await loop.owner_commands.change(model, old_wish, wish, restarts=answer.anew)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = result.decision if dry_run and result is not None else b"null"
     return _json_response(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision),
-        202 if restarts and not dry_run else 200,
+        202 if answer.anew and not dry_run else 200,
+    )
+
+
+def _check_change(name: str, result: PlanResult, *, sets_commits: bool, dry_run: bool) -> None:
+    """Refuse a change whose commits the Hub did not confirm, or that leaves a model without a
+    plan. Raises BadModel, NoPlan."""
+    if result.unconfirmed_repos and sets_commits:
+        raise BadModel(
+            f"The Hub did not answer for {', '.join(result.unconfirmed_repos)};"
+            f" {name} is not changed.",
+            hint="Try again when the Hub is reachable.",
+        )
+    if result.plan is None and not result.questions and not dry_run:
+        raise NoPlan(
+            f"Nothing was changed: {result.reason.rstrip('.')}.",
+            hint=f"`fitserve plan` has details; {name} keeps running unchanged.",
+        )
+
+
+def _change_answer(model: ManagedModel, wish: Wish, result: PlanResult | None) -> ChangeAnswer:
+    """The effects of a new wish.
+
+    result: its plan; None for a change that concerns no engine.
+    """
+    running_plans = [attempt.plan for attempt in model.serving]
+    plan = result.plan if result is not None else None
+    changed_fields = diff_wishes(model.wish, wish)
+    answer = ChangeAnswer(
+        name=model.wish.name,
+        anew=result is not None
+        and (
+            not running_plans
+            or plan is None
+            or not all(starts_same_engine(plan, running_plan) for running_plan in running_plans)
+        ),
+        wish=changed_fields,
+        commits=wish.commits,
+        reason=result.reason if result is not None and plan is None else "",
+    )
+    if plan is None or not running_plans:
+        return answer
+    return answer.evolve(
+        plan=diff_plans(running_plans[0], plan),
+        no_effect=no_effect_reason(changed_fields, running_plans[0], plan),
     )
 
 

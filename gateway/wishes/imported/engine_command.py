@@ -47,6 +47,7 @@ _LETTERS = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
 _DTYPES = {"half": "float16", "float": "float32"}
 _TEMPLATE_FILE = "${{file:{}}}"
 _MEMORY = ("gpu-memory-utilization", "mem-fraction-static")
+_TEXT_FIELDS = {"model": "source", "model-path": "source", "revision": "revision"}
 
 
 class EngineCommand(NamedTuple):
@@ -226,9 +227,19 @@ class FlagReader:
     def _add_field(self, name: str, values: list[str]) -> None:
         value = values[0] if values else ""
         planned_name = self._planned_names.get(name, name)
+        if planned_name in _TEXT_FIELDS:
+            self._fields[_TEXT_FIELDS[planned_name]] = value
+        elif planned_name in _MEMORY or name in _MEMORY:
+            self._notices.append(
+                f"--{name}={value}: the plan sizes the memory. `args: {{{name}: {value}}}`"
+                " keeps the number."
+            )
+        elif not self._add_special(planned_name, value, values):
+            self._add_flag(name, value)
+
+    def _add_special(self, planned_name: str, value: str, values: list[str]) -> bool:
+        """Add a flag whose field has another form. Returns whether there is such a field."""
         match planned_name:
-            case "model" | "model-path":
-                self._fields["source"] = value
             case "served-model-name":
                 self._fields["names"] = values
             case "tensor-parallel-size" | "tp" | "tp-size":
@@ -242,14 +253,10 @@ class FlagReader:
             case "dtype":
                 if value != "auto":
                     self._fields["dtype"] = _DTYPES.get(value, value)
-            case "revision":
-                self._fields["revision"] = value
             case "chat-template":
                 self._fields["chat_template"] = {"text": _TEMPLATE_FILE.format(value)}
             case "lora-modules" | "lora-paths":
                 self._add_adapters(values)
-            case "enable-lora":
-                pass
             case "speculative-config":
                 self._speculation(value)
             case "trust-remote-code":
@@ -257,13 +264,9 @@ class FlagReader:
                 self._notices.append(
                     "--trust-remote-code: read the code, then set `revision` to its commit."
                 )
-            case planned_name if planned_name in _MEMORY or name in _MEMORY:
-                self._notices.append(
-                    f"--{name}={value}: the plan sizes the memory. `args: {{{name}: {value}}}`"
-                    " keeps the number."
-                )
             case _:
-                self._add_flag(name, value)
+                return planned_name == "enable-lora"  # `loras` say it
+        return True
 
     def _add_flag(self, name: str, value: str) -> None:
         """A flag that no field of a wish has: kept as it is, or told with the reason."""

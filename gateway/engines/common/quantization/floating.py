@@ -61,30 +61,6 @@ def compressed_tensors(block: Block) -> Quantization:
             if not (len(group["targets"]) == 1 and target.endswith("Attention")):
                 targets[block.engine_name(target)] = scheme
     tame(entry[3:] for entry in (*ignored, *targets) if entry.startswith("re:"))
-
-    def target_of(layer: Layer) -> LayerScheme | None:
-        for target, scheme in targets.items():
-            if _matches_target(layer.name, target):
-                return scheme
-        first = [
-            next((target for target in targets if _matches_target(module, target)), None)
-            for module in layer.modules
-        ]
-        if first and first[0] is not None and None not in first:
-            if len({targets[target] for target in first if target is not None}) > 1:
-                raise Mixed
-            return targets[first[0]]
-        # The class name of every parallel layer contains this word; the classes of experts count as
-        # parallel layers.
-        return next(
-            (
-                targets[target]
-                for target in targets
-                if _matches_target("Linear", target, contains=True)
-            ),
-            None,
-        )
-
     names = frozenset(ignored)
     expressions = [entry[3:] for entry in ignored if entry.startswith("re:")]
 
@@ -94,9 +70,35 @@ def compressed_tensors(block: Block) -> Quantization:
     def rule(layer: Layer) -> LayerScheme:
         if layer.name in names or has_all_or_none(layer.modules, is_skipped):
             return UNQUANTIZED_SCHEME
-        return target_of(layer) or UNQUANTIZED_SCHEME
+        return _target_scheme(layer, targets) or UNQUANTIZED_SCHEME
 
     return Quantization(rule)
+
+
+def _target_scheme(layer: Layer, targets: Mapping[str, LayerScheme]) -> LayerScheme | None:
+    """The scheme of the first target that names the layer, its modules or its class. Raises
+    Mixed."""
+    scheme = _first_match(layer.name, targets)
+    if scheme is not None:
+        return scheme
+    schemes = [_first_match(module, targets) for module in layer.modules]
+    if schemes and None not in schemes:
+        if len(set(schemes)) > 1:
+            raise Mixed
+        return schemes[0]
+    # The class name of every parallel layer contains this word; the classes of experts count as
+    # parallel layers.
+    return _first_match("Linear", targets, contains=True)
+
+
+def _first_match(
+    name: str, targets: Mapping[str, LayerScheme], *, contains: bool = False
+) -> LayerScheme | None:
+    """The scheme of the first target that matches the name of a module or class."""
+    return next(
+        (scheme for target, scheme in targets.items() if _matches_target(name, target, contains)),
+        None,
+    )
 
 
 _FP8: dict[str, Kind] = {"tensor": "fp8_tensor", "channel": "fp8_token", "block": "fp8_block"}
@@ -110,40 +112,66 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
             if weights is None
             else unknown_scheme("its weights are not described by an object")
         )
-    bits = weights.get("num_bits", 8)
-    kind = weights.get("type", "int")
-    strategy = weights.get("strategy")
-    group = weights.get("group_size") or -1
-    is_symmetric = weights.get("symmetric", True) is not False
-    is_ordered = weights.get("actorder") in ("group", "dynamic")
     acts = inputs if isinstance(inputs, Mapping) else None
+    strategy = weights.get("strategy")
     if strategy is None:
-        strategy = "group" if group != -1 else "tensor"
-    if kind == "float" and bits == 4 and group == 16 and strategy == "tensor_group":
-        return make_scheme("nvfp4", 4, 16, weight_only=acts is None)
-    if kind == "float" and bits == 4 and group == 32 and strategy == "group":
-        return make_scheme("mxfp4", 4, 32, weight_only=acts is None)
-    if kind == "float" and bits == 8 and strategy == "group" and group == 32:
-        return make_scheme("mxfp8", 8, 32)
-    if kind == "int" and acts is None and strategy in ("group", "channel"):
-        return make_scheme(
-            "wna16",
-            number(bits),
-            number(group, -1),
-            symmetric=is_symmetric,
-            act_order=is_ordered and group != -1,
+        strategy = "tensor" if (weights.get("group_size") or -1) == -1 else "group"
+    scheme = _microscaling_scheme(weights, strategy, weight_only=acts is None)
+    if scheme is None:
+        scheme = (
+            _weight_only_scheme(weights, strategy)
+            if acts is None
+            else _scheme_with_activations(weights, acts, strategy)
         )
-    if acts is not None:
-        scheme = _scheme_with_activations(weights, acts, strategy)
-        if scheme is not None:
-            return scheme
-    elif kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
-        size = _fp8_block_size(weights, strategy)
-        return make_scheme(_FP8[strategy], 8, size, weight_only=True)
+    if scheme is not None:
+        return scheme
+    bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
     return unknown_scheme(
         f"no rules for compressed-tensors {form[:40]} with"
         f" {_bits_text(bits)}-bit {str(kind)[:10]} weights"
     )
+
+
+# Floats whose scales belong to small groups, by bits, size of a group and strategy.
+_MICROSCALING: dict[tuple[int, int, str], Kind] = {
+    (4, 16, "tensor_group"): "nvfp4",
+    (4, 32, "group"): "mxfp4",
+    (8, 32, "group"): "mxfp8",
+}
+
+
+def _microscaling_scheme(
+    weights: Mapping[str, Any], strategy: Any, *, weight_only: bool
+) -> Scheme | None:
+    """The scheme of floats with scales of small groups, or None.
+
+    weight_only: activations stay in 16 bits, which no kernel of MXFP8 asks for.
+    """
+    if weights.get("type", "int") != "float":
+        return None
+    stated = weights.get("num_bits", 8), weights.get("group_size") or -1, strategy
+    for (bits, group, name), kind in _MICROSCALING.items():
+        if stated == (bits, group, name):
+            return make_scheme(kind, bits, group, weight_only=weight_only and bits == 4)
+    return None
+
+
+def _weight_only_scheme(weights: Mapping[str, Any], strategy: Any) -> Scheme | None:
+    """The scheme of weights whose activations stay in 16 bits, or None."""
+    bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
+    group = weights.get("group_size") or -1
+    if kind == "int" and strategy in ("group", "channel"):
+        return make_scheme(
+            "wna16",
+            number(bits),
+            number(group, -1),
+            symmetric=weights.get("symmetric", True) is not False,
+            act_order=weights.get("actorder") in ("group", "dynamic") and group != -1,
+        )
+    if kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
+        size = _fp8_block_size(weights, strategy)
+        return make_scheme(_FP8[strategy], 8, size, weight_only=True)
+    return None
 
 
 def _scheme_with_activations(

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -25,9 +25,8 @@ _BACKEND_MODULES = {
     "moe.utils": "moe",
     "quantization.fp8_utils": "fp8_gemm",
     "quantization.fp4_utils": "fp4_gemm",
+    "quantization.unquant": "bf16_gemm",
 }
-_BACKEND_MODULES |= {"quantization.unquant": "bf16_gemm"}
-
 
 # Functions of a tensor that tell its values.
 _VALUES = (
@@ -120,7 +119,7 @@ def initialize_backends(server_args: Any) -> None:
 
 def set_groups(server_args: Any, stage: int = 0) -> None:
     """Give the engine's code the groups of these arguments, of which only the size is real."""
-    _ranks(
+    _set_groups(
         tp=resolve_argument(server_args, "tp_size"),
         ep=resolve_argument(server_args, "ep_size"),
         pp=resolve_argument(server_args, "pp_size"),
@@ -147,7 +146,7 @@ def _group_size(server_args: Any, name: str) -> int:
     return int(resolve_argument(server_args, name) or 1) if hasattr(server_args, name) else 1
 
 
-def _ranks(
+def _set_groups(
     tp: int, ep: int, pp: int, stage: int, dp: int = 1, cp: int = 1, moe_dp: int = 1
 ) -> None:
     """Groups of which only the size is real: the first rank of each, in this stage.
@@ -155,53 +154,85 @@ def _ranks(
     tp: of all `dp` groups together.
     cp: ranks that share an attention's context.
     """
-    attention_tp, moe_tp = tp // (dp * cp), tp // (ep * moe_dp)
+    sizes = {
+        "tp": tp,
+        "attn_tp": tp // (dp * cp),
+        "attn_cp": cp,
+        "moe_ep": ep,
+        "moe_tp": tp // (ep * moe_dp),
+        "moe_dp": moe_dp,
+    }
+    pipeline = Group(pp, stage)
+    _set_module_groups(sizes, pipeline)
+    _set_attention_groups(sizes["attn_tp"], dp)
+    with suppress(ImportError):
+        _set_context_groups(sizes, pipeline, stage, has_dp_attention=dp > 1)
+
+
+# Variables of groups in `parallel_state`, the first pattern that matches, and their sizes.
+_GROUP_NAMES = (
+    (r"MOE_EP", "moe_ep"),
+    (r"MOE_TP", "moe_tp"),
+    (r"ATTN.*TP", "attn_tp"),
+    (r"ATTN.*CP", "attn_cp"),
+    (r"MOE.*DP", "moe_dp"),
+    (r"TP|WORLD", "tp"),
+)
+
+
+def _set_module_groups(sizes: Mapping[str, int], pipeline: Group) -> None:
+    """Set the groups that `parallel_state` keeps in variables.
+
+    sizes: of groups, by name.
+    """
     state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
-    for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
-        if re.search(r"MOE_EP|MOE_TP", name):
-            setattr(state, name, Group(ep if "EP" in name else moe_tp))
-        elif re.search(r"ATTN.*TP", name):
-            setattr(state, name, Group(attention_tp))
-        elif re.search(r"ATTN.*CP|MOE.*DP", name):
-            setattr(state, name, Group(cp if "CP" in name else moe_dp))
-        elif re.search(r"TP|WORLD", name):
-            setattr(state, name, Group(tp))
-        elif name == "_PP":
-            setattr(state, name, Group(pp, stage))
-        elif re.search(r"PP|DP|CP", name):
-            setattr(state, name, Group(1))
+    for variable in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
+        name = next((name for form, name in _GROUP_NAMES if re.search(form, variable)), None)
+        if name is not None:
+            setattr(state, variable, Group(sizes[name]))
+        elif variable == "_PP":
+            setattr(state, variable, pipeline)
+        elif re.search(r"PP|DP|CP", variable):
+            setattr(state, variable, Group(1))
+
+
+def _set_attention_groups(attention_tp: int, dp: int) -> None:
+    """Set the variables of attention, which splits its ranks into `dp` groups."""
     attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
-    rank_names = {
+    values = {
         "_ATTN_TP_RANK": 0,
         "_ATTN_TP_SIZE": attention_tp,
         "_ATTN_DP_RANK": 0,
         "_ATTN_DP_SIZE": dp,
         "_LOCAL_ATTN_DP_SIZE": dp,
+        "_LOCAL_ATTN_DP_RANK": 0,
+        "_ENABLE_DP_ATTENTION_FLAG": dp > 1,
+        "_ATTN_TP_GROUP": Group(attention_tp),
     }
-    rank_names |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": dp > 1}
-    for name, value in rank_names.items():
+    for name, value in values.items():
         setattr(attention, name, value)
-    attention._ATTN_TP_GROUP = Group(attention_tp)
-    with suppress(ImportError):
-        context: Any = importlib.import_module("sglang.srt.runtime_context")
-        values: dict[str, Any] = {}
-        # Up to 0.5.17 it has no fields of its own.
-        for field in context._parallel_fields() if hasattr(context, "_parallel_fields") else ():
-            if field == "pp_group":
-                values[field] = Group(pp, stage)
-            elif field.endswith("_group"):
-                groups = {"moe_ep": ep, "moe_tp": moe_tp, "moe_dp": moe_dp}
-                groups |= {"attn_tp": attention_tp, "attn_cp": cp}
-                size = groups.get(
-                    field.removesuffix("_group"), tp if re.search("tp|world", field) else 1
-                )
-                values[field] = Group(size)
-            elif field.endswith("_rank"):
-                values[field] = stage if field == "pp_rank" else 0
-        if values:
-            context.get_parallel().override_permanently(**values)
-        with suppress(AttributeError):  # older versions have the module's own flag
-            context.get_flags().dp.enabled = dp > 1
+
+
+def _set_context_groups(
+    sizes: Mapping[str, int], pipeline: Group, stage: int, *, has_dp_attention: bool
+) -> None:
+    """Set the groups of the runtime context, which newer versions have. Raises ImportError without
+    it."""
+    context: Any = importlib.import_module("sglang.srt.runtime_context")
+    values: dict[str, Any] = {}
+    # Up to 0.5.17 it has no fields of its own.
+    for field in context._parallel_fields() if hasattr(context, "_parallel_fields") else ():
+        if field == "pp_group":
+            values[field] = pipeline
+        elif field.endswith("_group"):
+            default_size = sizes["tp"] if re.search("tp|world", field) else 1
+            values[field] = Group(sizes.get(field.removesuffix("_group"), default_size))
+        elif field.endswith("_rank"):
+            values[field] = stage if field == "pp_rank" else 0
+    if values:
+        context.get_parallel().override_permanently(**values)
+    with suppress(AttributeError):  # older versions have the module's own flag
+        context.get_flags().dp.enabled = has_dp_attention
 
 
 def bare_runner() -> Any:
