@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -483,60 +484,93 @@ def test_one_rule_gives_the_exit_code(
     assert result.returncode == code, result.stdout + result.stderr
 
 
-@pytest.mark.anyio
-async def test_mistakes_with_models_and_keys_have_clear_answers(tmp_path: Path) -> None:
+class CommandLine:
+    """Commands for a gateway whose models never start an engine."""
+
+    def __init__(self, gateway: Running) -> None:
+        self.gateway = gateway
+
+    async def run(self, *arguments: str, **environment: str) -> Any:
+        return await asyncio.to_thread(
+            fitserve, *arguments, FITSERVE_URL=self.gateway.url, **environment
+        )
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncIterator[CommandLine]:
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
 
     async with running(tmp_path, untouched_script) as gateway:
+        yield CommandLine(gateway)
 
-        async def run(*arguments: str, **environment: str) -> Any:
-            return await asyncio.to_thread(
-                fitserve, *arguments, FITSERVE_URL=gateway.url, **environment
-            )
 
-        result = await run("add", "bad name!", "/m")
-        assert (
-            result.returncode,
-            "'bad name!' is not allowed here: a name has up to 96 letters" in result.stderr,
-        ) == (2, True)
-        assert "[A-Za" not in result.stderr
-        # A model's fault ends a command alike, whether the gateway or the command line finds it.
-        assert (
-            (await run("add", "m", "/no/such")).returncode
-            == (await run("plan", "/no/such")).returncode
-            == 1
-        )
-        result = await run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
-        assert result.stdout == "e: starting (its endpoints were not checked yet)\n"
-        assert (await gateway.until("e", "unreachable"))["detail"]
-        result = await run("set", "e", "--endpoint-key", "sk-live-canary")
-        assert (
-            result.returncode,
-            "file:NAME" in result.stderr,
-            "canary" in result.stdout + result.stderr,
-        ) == (2, True, False), result.stderr
-        result = await run("set", "e", "--endpoint-key", "file:lab")
-        assert (result.returncode, "endpoint_key" in result.stdout) == (0, True), result.stderr
-        result = await run("show", "e")
-        assert "runs at http://127.0.0.1:9/v1\nits key is file:lab\n" in result.stdout
-        result = await run("set", "e", "--unset", "endpoint-key")
-        assert (result.returncode, (await gateway.show("e"))["wish"]["endpoint_key"]) == (
-            0,
-            None,
-        ), result.stderr
-        result = await run(
-            "add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1"
-        )
-        assert (result.returncode, "f is not ready yet" in result.stderr) == (3, True), (
-            result.stderr
-        )
-        result = await run("keys", "add", "first", "--scope", "admin")
-        assert f"export FITSERVE_KEY={result.stdout.strip()}" in result.stderr
-        shut = await run("ps")
-        assert (shut.returncode, "Set FITSERVE_KEY, or give --key" in shut.stderr) == (1, True)
-        result = await run("keys", "add", "second", FITSERVE_KEY=result.stdout.strip())
-        assert (result.returncode, result.stderr) == (0, "")
+@pytest.mark.anyio
+async def test_a_name_that_is_not_allowed_is_refused_in_words(shell: CommandLine) -> None:
+    result = await shell.run("add", "bad name!", "/m")
+    assert result.returncode == 2
+    assert "'bad name!' is not allowed here: a name has up to 96 letters" in result.stderr
+    assert "[A-Za" not in result.stderr
+
+
+@pytest.mark.anyio
+async def test_a_models_fault_has_one_exit_code_at_gateway_and_command_line(
+    shell: CommandLine,
+) -> None:
+    assert (await shell.run("add", "m", "/no/such")).returncode == 1
+    assert (await shell.run("plan", "/no/such")).returncode == 1
+
+
+@pytest.mark.anyio
+async def test_an_endpoint_is_added_before_it_was_checked(shell: CommandLine) -> None:
+    result = await shell.run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+    assert result.stdout == "e: starting (its endpoints were not checked yet)\n"
+    assert (await shell.gateway.until("e", "unreachable"))["detail"]
+
+
+@pytest.mark.anyio
+async def test_a_key_itself_is_refused_as_endpoint_key_and_not_repeated(
+    shell: CommandLine,
+) -> None:
+    await shell.run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+    result = await shell.run("set", "e", "--endpoint-key", "sk-live-canary")
+    assert result.returncode == 2
+    assert "file:NAME" in result.stderr
+    assert "canary" not in result.stdout + result.stderr
+
+
+@pytest.mark.anyio
+async def test_an_endpoint_key_is_set_shown_and_taken_back(shell: CommandLine) -> None:
+    await shell.run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+    result = await shell.run("set", "e", "--endpoint-key", "file:lab")
+    assert (result.returncode, "endpoint_key" in result.stdout) == (0, True), result.stderr
+    output = (await shell.run("show", "e")).stdout
+    assert "runs at http://127.0.0.1:9/v1\nits key is file:lab\n" in output
+    assert (await shell.run("set", "e", "--unset", "endpoint-key")).returncode == 0
+    assert (await shell.gateway.show("e"))["wish"]["endpoint_key"] is None
+
+
+@pytest.mark.anyio
+async def test_a_model_that_is_not_ready_in_time_has_an_exit_code_of_its_own(
+    shell: CommandLine,
+) -> None:
+    result = await shell.run(
+        "add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1"
+    )
+    assert (result.returncode, "f is not ready yet" in result.stderr) == (3, True), result.stderr
+
+
+@pytest.mark.anyio
+async def test_the_first_key_closes_the_gateway_and_tells_how_to_go_on(
+    shell: CommandLine,
+) -> None:
+    result = await shell.run("keys", "add", "first", "--scope", "admin")
+    key = result.stdout.strip()
+    assert f"export FITSERVE_KEY={key}" in result.stderr
+    refusal = await shell.run("ps")
+    assert (refusal.returncode, "Set FITSERVE_KEY, or give --key" in refusal.stderr) == (1, True)
+    result = await shell.run("keys", "add", "second", FITSERVE_KEY=key)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.anyio

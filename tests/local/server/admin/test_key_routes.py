@@ -272,35 +272,50 @@ async def test_requests_end_with_their_key_by_choice(tmp_path: Path, end: bool) 
             answer.cancel()
 
 
-async def test_a_key_has_its_requests_per_minute(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (server, upstream):
+async def test_answers_tell_the_requests_that_a_key_has_left(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
         key = await make(server, "app", requests_per_minute=3)
-        other_key = await make(server, "other")
-        good = [await ask(server, key) for _ in range(3)]
-        assert [answer.status_code for answer in good] == [200] * 3
-        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in good] == [
-            "2",
-            "1",
-            "0",
-        ]
-        assert good[0].headers["x-ratelimit-limit-requests"] == "3"
-        assert good[0].headers["x-ratelimit-reset-requests"].endswith("s")
+        answers = [await ask(server, key) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200] * 3
+        remaining = [answer.headers["x-ratelimit-remaining-requests"] for answer in answers]
+        assert remaining == ["2", "1", "0"]
+        assert answers[0].headers["x-ratelimit-limit-requests"] == "3"
+        assert answers[0].headers["x-ratelimit-reset-requests"].endswith("s")
+
+
+async def test_a_request_beyond_its_minute_reaches_no_engine(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, upstream):
+        key = await make(server, "app", requests_per_minute=1)
+        await ask(server, key)
         requests = posts(upstream)
         refusal = await ask(server, key)
         assert refusal.status_code == 429
         assert refusal.json()["error"]["code"] == "rate_limit_exceeded"
-        assert 1 <= int(refusal.headers["retry-after"]) <= 20
+        assert 1 <= int(refusal.headers["retry-after"]) <= 60
         assert refusal.headers["x-ratelimit-remaining-requests"] == "0"
         assert refusal.headers["x-gateway-source"] == "gateway"
+        assert posts(upstream) == requests
+
+
+async def test_a_limit_is_told_in_the_form_of_anthropic_at_its_endpoint(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app", requests_per_minute=1)
+        await ask(server, key)
         messages = await ask(server, key, path="/v1/messages", max_tokens=1)
         assert messages.status_code == 429
         assert messages.json()["error"]["type"] == "rate_limit_error"
         assert messages.headers["anthropic-ratelimit-requests-remaining"] == "0"
         assert messages.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
-        assert posts(upstream) == requests
-        free = await ask(server, other_key)
-        assert free.status_code == 200
-        assert not [name for name in free.headers if "ratelimit" in name]
+
+
+async def test_the_limit_of_a_key_concerns_no_other_key(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        key = await make(server, "app", requests_per_minute=1)
+        other_key = await make(server, "other")
+        assert [(await ask(server, key)).status_code for _ in range(2)] == [200, 429]
+        answer = await ask(server, other_key)
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if "ratelimit" in name]
 
 
 async def test_tokens_per_minute_are_those_of_the_usage_block(tmp_path: Path) -> None:

