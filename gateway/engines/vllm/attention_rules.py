@@ -79,7 +79,7 @@ def _trait_refusals(
     backend: VllmBackend, needed_traits: Iterable[Trait], subject: Subject
 ) -> Iterator[tuple[str, str]]:
     """The traits of the layers that the backend does not take, and why."""
-    query = _query(subject)
+    query = _query_of(subject)
     for trait in needed_traits:
         has_trait, text = _TRAITS[trait]
         if not has_trait(query):
