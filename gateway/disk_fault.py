@@ -12,11 +12,11 @@ from gateway.errors import StoreError
 if TYPE_CHECKING:
     import sqlite3
 
-# With fewer free bytes the next change would fail again.
+# The next change would fail again with fewer free bytes.
 ROOM_BYTES = 1024 * 1024
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM})
-# Of sqlite3, which a plan does not load.
+# These codes equal those of sqlite3, which a plan does not load.
 _SQLITE_FULL, _SQLITE_IOERR = 13, 10
 # Numbers of errors of the system that a disk causes.
 DISK_ERRORS = _NO_SPACE | _NO_PERMISSION | {errno.EROFS, errno.EIO, errno.EFBIG}
@@ -34,8 +34,8 @@ class DiskFault(NamedTuple):
 def disk_fault(folder: Path, error: BaseException | None = None) -> DiskFault | None:
     """Why the folder cannot be written; None: nothing is known.
 
-    error: of a write into it. Without a number of the system, as SQLite's, the state of the folder
-    gives the reason.
+    error: the error of a write into the folder. Where it has no system error number, as with
+        SQLite, the state of the folder gives the reason.
     """
     number = error.errno if isinstance(error, OSError) else None
     if (getattr(error, "sqlite_errorcode", 0) & 0xFF) == _SQLITE_FULL:

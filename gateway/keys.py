@@ -35,7 +35,7 @@ FIRST_PRIORITY, LAST_PRIORITY = -1000, 1000
 class UsageRow(NamedTuple):
     """The usage of a key on one day.
 
-    day: of UTC, counted from 1970-01-01.
+    day: the day in UTC, counted from 1970-01-01.
     cached_tokens: prompt tokens from a cache, where engines report them.
     untold_requests: requests whose prompt no engine counted.
     estimated_tokens: missing tokens of these requests and their answers, from their bytes; in no

@@ -24,7 +24,7 @@ class Setback:
     """The rest of a work after unexpected errors.
 
     problem: the last error in words; None while the work is well.
-    count: of errors in a row.
+    count: the number of errors in a row.
     """
 
     def __init__(self, work: str, **subject: object) -> None:
@@ -78,7 +78,7 @@ class SupervisedTask:
 
         step: returns the seconds until its next run; None: the work is done.
         on_change: called after an error.
-        work, subject: as for `Setback`.
+        work, subject: the parameters of `Setback`.
         """
         self.setback = Setback(work, **subject)
         self._step = step

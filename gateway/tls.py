@@ -43,7 +43,7 @@ class CertificatePair(NamedTuple):
         fit."""
         # OpenSSL reads a key from a file alone. These are files in memory.
         with _memory_file(self.chain) as chain, _memory_file(self.key.reveal_bytes()) as key:
-            # Without a password OpenSSL would ask for it on the terminal.
+            # OpenSSL would ask for a missing password on the terminal.
             context.load_cert_chain(chain, key, password=lambda: "")
 
 

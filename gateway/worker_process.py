@@ -15,7 +15,7 @@ log = Logger("fitserve.children")
 
 # Seconds in which a killed process ends. Only one in a system call that hangs takes longer.
 _EXIT_TIMEOUT_S = 5.0
-# As above, for a caller that nothing hurries: memory of gigabytes is freed first.
+# Seconds for a caller that is not in a hurry: gigabytes of memory may have to be freed first.
 _LONG_EXIT_TIMEOUT_S = 30.0
 
 
@@ -24,9 +24,9 @@ async def spawn(
 ) -> asyncio.subprocess.Process:
     """Start a module as a process with pipes for its input and output. Raises OSError.
 
-    variables: for its environment, beside the gateway's own variables without its settings, which
-        hold keys.
-    errors: also a pipe for standard error, else the gateway's own.
+    variables: additions to its environment, which otherwise has the gateway's variables without its
+        settings, as these hold keys.
+    errors: whether standard error gets a pipe; otherwise the process writes to the gateway's own.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")

@@ -75,7 +75,7 @@ class Chat:
     """A conversation with one model.
 
     messages: all so far.
-    parameters: of the next requests.
+    parameters: the parameters of the next requests.
     """
 
     def __init__(self, model: str, system: str | None = None, *, is_verbose: bool = False) -> None:

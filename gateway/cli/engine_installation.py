@@ -271,7 +271,7 @@ def _has_torch(find_links: str) -> bool:
 def adopt_environment(engine: Engine, python: Path, settings: Settings) -> Path:
     """Register an existing environment as the engine's, without changing it. Returns the engine's
     folder. Raises BadRequest, InstallFailed, Conflict."""
-    # Not resolved: the link in an environment identifies the environment.
+    # The path is not resolved: the link in an environment identifies the environment.
     python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100
     if not os.access(python, os.X_OK) or python.is_dir():
         raise BadRequest(

@@ -32,7 +32,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line. Expected errors end with two sentences and their exit code."""
     try:
-        # Without standalone mode, typer raises usage errors here and returns exit codes.
+        # Typer raises usage errors here and returns exit codes because standalone mode is off.
         sys.exit(app(standalone_mode=False, prog_name="fitserve"))
     except FitserveError as error:
         print_message(f"fitserve: {error}")

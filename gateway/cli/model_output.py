@@ -133,8 +133,8 @@ def keep_alive_text(view: Any, now_s: float) -> str:
 def show_model(view: Any, numbers: dict[str, int], detail: Detail = SHORT_DETAIL) -> None:
     """Print the state of a model.
 
-    numbers: of GPUs in nvidia-smi, by UUID.
-    detail: of its plan.
+    numbers: the number that nvidia-smi gives each GPU, by UUID.
+    detail: the rows of its plan to print.
     """
     import time
 

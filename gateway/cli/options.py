@@ -229,7 +229,7 @@ def drop_none(fields: dict[str, Any]) -> dict[str, Any]:
 def serving_fields(*, replicas: int | None, check: bool | None, **policy: Any) -> dict[str, Any]:
     """The fields of a request that say how a model is served, without those that are None.
 
-    policy: as `gateway.domain.wish.Policy`.
+    policy: the fields of `gateway.domain.wish.Policy`.
     """
     return drop_none({"replicas": replicas, "check": check, "policy": drop_none(policy) or None})
 

@@ -22,7 +22,7 @@ class Detail(NamedTuple):
     """The rows of a plan to print.
 
     is_full: defaults, layers and limits too.
-    option: of the command line that prints them.
+    option: the command-line option that prints the rows.
     """
 
     is_full: bool

@@ -21,7 +21,7 @@ import typer
 from gateway.domain.units import duration_text, format_bytes
 from gateway.visible import visible, visible_line
 
-# Without a terminal, a download prints one line for each tenth.
+# A download prints one line for each tenth if there is no terminal.
 _TENTHS = 10
 _CONTINUATION_PROMPT = "... "
 _FIRST_WIDE_CHARACTER = "\u2e80"

@@ -14,7 +14,7 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     """Print a paragraph, wrapped for a terminal.
 
     first: the start of its first line.
-    indent: of the lines after it.
+    indent: the indent of every line after the first.
     """
     width, begin, text_indent = _width(), first, " " * indent
     if width is None:

@@ -342,7 +342,7 @@ def _copy_of(model: ManagedModel, replica: ReplicaState) -> Copy:
         and attempt.ready_at is not None
         and attempt.serves
     ):
-        # Without the downloads of a first start.
+        # The downloads of a first start do not count.
         load_s = sum(attempt.phases.values()) or attempt.ready_at - attempt.started_at
         load_times = attempt.ready_at - load_s, attempt.ready_at
         start_at, at = woken if woken is not None and woken[1] > attempt.ready_at else load_times

@@ -60,7 +60,7 @@ log = Logger("fitserve.loop")
 
 # Concurrent calls to engines, and as many to endpoints.
 _CALLS_AT_ONCE = 128
-# With their rests these take about two minutes.
+# These passes and the rests between them take about two minutes.
 _MAX_BROKEN_PASSES = 8
 # Seconds between two looks at the database.
 _STORE_POLL_S = 2.0

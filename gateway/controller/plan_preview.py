@@ -31,8 +31,8 @@ class PlanPreview:
     ) -> PlanResult:
         """The plan for this wish now.
 
-        include_uninstalled: also plans of engines that are not installed.
-        needs_weights: as in PlanRequest.
+        include_uninstalled: whether to include plans of engines that are not installed.
+        needs_weights: the field of PlanRequest.
         """
         request = PlanRequest(
             wish if hardware else self._fleet.wish_beside_others(wish),
@@ -78,7 +78,7 @@ class PlanPreview:
     ) -> PlanResult:
         """The plans for the model, with a rival of its running `plan` if one should be better.
 
-        traffic: as in RunningPlan. Raises BadModel and its kin.
+        traffic: the field of RunningPlan. Raises BadModel and its kin.
         """
         held_bytes = self._fleet.held_bytes(model)
         wish = self._fleet.wish_beside_others(model.wish)

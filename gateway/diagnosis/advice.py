@@ -264,7 +264,7 @@ class _Verb(NamedTuple):
     """The last verb before a setting.
 
     change: the one that its word asks for.
-    prefix: before it.
+    prefix: the text before it.
     """
 
     change: str

@@ -23,7 +23,7 @@ class FailureCandidate:
     """A line that may be the failure.
 
     row: its proof, if any.
-    phase: of the start.
+    phase: the phase of the start.
     """
 
     row: FailureSignature | None
@@ -149,7 +149,7 @@ class EngineLine(NamedTuple):
     """A line of the log.
 
     message: its content without prefixes.
-    is_quiet: by its level no error.
+    is_quiet: whether its level is below that of an error.
     """
 
     message: str

@@ -58,8 +58,8 @@ class CodeChange(NamedTuple):
 def function_hash(path: str, name: str) -> int:
     """The hash of a function.
 
-    path: below the folder of packages.
-    name: as a traceback has it.
+    path: the path below the folder of packages.
+    name: the function's name in a traceback.
     """
     return _text_hash(f"{path}:{name}")
 

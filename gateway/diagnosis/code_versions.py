@@ -33,8 +33,8 @@ _UNCERTAINTY = "whether that mends it is not known"
 class EngineFrame(NamedTuple):
     """A frame of the engine's own code.
 
-    path: below the folder of packages.
-    line: of code.
+    path: the path below the folder of packages.
+    line: a line of code.
     """
 
     path: str

@@ -100,8 +100,9 @@ class CureRows(NamedTuple):
 
     names: the names in a field (`flags`, `architectures`) of an engine's described versions, by
         version.
-    flags: of an engine's described versions, as their profiles have them, by version and name.
-    history: of an engine's code.
+    flags: the flags of an engine's described versions in the form of their profiles, by version and
+        name.
+    history: the history of an engine's code.
     packages: the distributions that engines name, which a message may ask to install.
     imports: distributions whose module has another name.
     """
@@ -331,7 +332,7 @@ class Cures:
         described_versions = self.rows.versions.get(engine or "")
         ordered_versions = sorted(described_versions or (), key=release)
         if not ordered_versions:
-            # Of an engine that is not known, some version may run here.
+            # Some version of an unknown engine may run here.
             return (
                 {"no_version_here": "yes"} if self.is_narrowed and described_versions == () else {}
             )

@@ -44,8 +44,8 @@ def exit_failure(
     elif code < 0 or code in (137, 143):
         ending_text, kind = f"The engine was killed (signal {number})", "killed"
     elif code == 0:
-        # SGLang as the first process of a container reports a dead scheduler like this.
-        # So does one that was told to stop: by hand, or by a gateway before a restore.
+        # SGLang as the first process of a container reports a dead scheduler like this. An engine
+        # that was ordered to stop ends in the same way: by hand, or by a gateway before a restore.
         ending_text = "The engine ended with exit code 0, without an order of this gateway"
         kind = "exited"
     else:

@@ -26,7 +26,7 @@ _MAX_CANDIDATES = 64
 _MAX_BARE_CANDIDATES = 8
 _MAX_COMPLAINTS = 16
 _RECENT_LINES = 8
-# In a log of so few lines each line is meant, even one that does not complain.
+# A log of at most this many lines is read whole, even lines that do not complain.
 _SHORT_LINES = 4
 # No dump of threads is longer.
 _DUMP_LINES = 60

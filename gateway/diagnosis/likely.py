@@ -68,7 +68,7 @@ class Likely:
     def _word_patterns(
         self,
     ) -> list[tuple[KindWords, re.Pattern[str], re.Pattern[str], re.Pattern[str]]]:
-        # Not before it is needed: most logs are named without.
+        # The import waits until it is needed: most logs are named without it.
         return [
             (
                 kind,
@@ -81,7 +81,7 @@ class Likely:
 
     def guess(self, shapes: Sequence[Shape]) -> tuple[str, tuple[str, ...]] | None:
         """The kind that the words of all shapes together speak for, and these words."""
-        # Of a traceback that was cut off in a frame, the frame is all that there is.
+        # The frame is all that remains of a traceback that was cut off in it.
         message = " . ".join(
             normalize(_BUILD_PATH.sub("", shape.message[:_MAX_MESSAGE_CHARACTERS]))
             for shape in shapes

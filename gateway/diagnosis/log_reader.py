@@ -42,7 +42,7 @@ class _Traceback(NamedTuple):
     replaces: raised while another was handled.
     has_cause: raised from another.
     is_framed: frames were seen, maybe without the traceback's first line.
-    message: of an exception above, which is still being read.
+    message: the message of an exception above, which is still being read.
     """
 
     is_traced: bool

@@ -64,8 +64,8 @@ class Case(NamedTuple):
     """The case that a cure is for.
 
     engine: its kind, if known.
-    values: of the failure, of the engine's settings, and of circumstances by name.
-    options: of the start, as far as the log shows them.
+    values: the values of the failure, of the engine's settings and of circumstances, by name.
+    options: the options of the start, as far as the log shows them.
     advice: the steps that the message itself asks for.
     failing: the text and the frames of the failure, which name the failing part.
     settings: those that the engine's version takes; None if unknown.

@@ -47,8 +47,9 @@ Pattern = Annotated[str, BeforeValidator(_joined_pattern), AfterValidator(_check
 class CureStep(Value):
     """A step of a cure, as a template (remedy.py), for the cases in which its conditions hold.
 
-    engines, phases: in these alone.
-    when: at least one of these circumstances or values is known, and of `also` at least one too.
+    engines, phases: the only engines and phases in which the step applies; (): all.
+    when: circumstances or values. The step applies if at least one of them is known, and at least
+        one of `also`.
     unless: none of these is known.
     """
 
@@ -77,7 +78,7 @@ class FailureSignature(Value):
     engines: the kinds of engine that print it; empty for all.
     proves: the subject of the fact that is learned (facts/learn.py).
     message, advice, steps: templates (remedy.py); where they are empty, those of the kind hold.
-    source: where the text was read.
+    source: the place of the text.
     examples: lines in the engine's form, each of which must be diagnosed as this row.
     """
 
@@ -107,7 +108,8 @@ class TextSignature(FailureSignature):
     kernel: the kernel that failed.
     kernel_pattern: a matching kernel that the log named before is meant instead.
     consequence: often a consequence of another failure, which is preferred.
-    while_serving: also counts once the engine serves, as users cannot write this into its log.
+    while_serving: whether the text counts while the engine serves, as users cannot write it into
+        the log.
     """
 
     pattern: Pattern
@@ -128,7 +130,7 @@ class StructuralSignature(FailureSignature):
     frames: searched in the innermost frames of the traceback (`file:function`, one a line).
     pattern: searched in the message.
     phases: the phases that it holds in; without them those of the kind (words.yaml).
-    yields_to_words: where words speak for another kind, that kind is told instead (likely.py).
+    yields_to_words: whether another kind, for which words speak, replaces this kind (likely.py).
     reads_source: the message is Python's own and of no field, so words are looked for in the line
         of code that failed.
     """
@@ -145,8 +147,8 @@ class StructuralSignature(FailureSignature):
 class Remedy(Value):
     """Message, advice and steps of every failure of a kind, as templates (remedy.py).
 
-    cure: where the cure lies. `plan`: another plan of the same engine may start. `engine`: another
-    plan may, if it is of another version or kind of engine. `user`: no plan avoids it.
+    cure: the place of the cure. `plan`: another plan of the same engine may start. `engine`:
+    another plan may, if it is of another version or kind of engine. `user`: no plan avoids it.
     """
 
     kind: str
@@ -180,13 +182,13 @@ class Circumstance(Value):
 class Lever(Value):
     """Steps that help where a circumstance is known. These steps stand before the general steps.
 
-    kinds, phases, engines: of the failures it holds for; none: every one.
+    kinds, phases, engines: those of the failures that the steps help with; (): all.
     when: circumstances or values, of which at least one is known; none: the phase alone decides.
-    also: of these at least one is known too.
+    also: further circumstances, of which at least one must be known too.
     unless: none of these is known.
     fixed: the version of the engine that has no such fault; the lever is none for it and for newer
         ones.
-    cure: where the cure lies then.
+    cure: the place of the cure in this case.
     leads: its steps stand before those of a row with a text of its own, too.
     replaces: the kind's own steps are for another cause, and are left out.
     """
@@ -229,14 +231,14 @@ class Feature(Value):
 
     name: a noun phrase.
     frames: searched in each frame (`file:function`) of a traceback.
-    reach: so many frames may lie further in, without those that are on the way of every call.
+    reach: the number of frames that may lie further in, not counting frames that every call passes.
         Without it the feature may be anywhere on the stack.
     standalone: it runs beside the model, so whatever fails in it is its own, and no part of the
         model is meant.
-    options: of these the start must have given one: every start runs the code.
-    faults: only for a fault of the program: other errors show here late.
+    options: options of which the start must have given one, as every start runs the code.
+    faults: whether only faults of the program count, as other errors show here late.
     switches: the most exact first. The first that the engine's version takes is meant.
-    source: where the code and its switches were read.
+    source: the place of the code and its switches.
     """
 
     name: str
@@ -270,7 +272,7 @@ class ProgressLine(Value):
 
     phase: the phase that begins.
     is_setting: its groups say how the engine is set.
-    is_answer: only an engine that gave tokens or vectors prints it.
+    is_answer: whether only an engine that gave tokens or vectors prints the text.
     cache_ready: once the size of the KV cache is known, the cache is made.
     warmed_up: nothing more is to be made before the engine serves.
     """
@@ -308,7 +310,7 @@ class FrameMark(Value):
 class EnginePackages(Value):
     """The distributions that an engine names: its requirements, and texts of its code.
 
-    names: as `distribution_name` of `advice.py` writes them.
+    names: the names in the form of `distribution_name` in `advice.py`.
     """
 
     names: frozenset[str]
@@ -318,9 +320,9 @@ class EnginePackages(Value):
 class ImportName(Value):
     """A distribution whose module has another name than itself.
 
-    module: as code imports it.
-    distribution: as package registries name it.
-    source: where its files were read.
+    module: the name that code imports.
+    distribution: the name on package registries.
+    source: the place of its files.
     """
 
     module: str

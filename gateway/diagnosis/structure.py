@@ -24,7 +24,7 @@ class Shape(NamedTuple):
     frames: `path/of/file.py:function`, the innermost last.
     phase: the phase of the start, by the lines before.
     source: the line of code that failed, if the traceback has it.
-    codes: that of each frame, or "".
+    codes: the code of each frame, or "".
     """
 
     exception: str
@@ -51,7 +51,7 @@ class Structure:
         rows: tuple[StructuralSignature, ...],
         phases: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """phases: of each kind, the phases that such a failure can be in."""
+        """phases: the phases in which a failure of each kind can occur."""
         self._phases = phases or {}
         self._rows = [
             (row, re.compile(row.exception), re.compile(row.frames), re.compile(row.pattern))

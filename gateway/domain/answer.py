@@ -41,7 +41,7 @@ class AskedCache(Value):
     aside: blocks that must be free beside the longest request.
     fixed: bytes outside the pool, for all requests.
     needed: (tokens, bytes) of one request.
-    state_bytes: of the cache, for one state of recurrent layers; 0: no layer has one.
+    state_bytes: bytes of the cache for one state of recurrent layers; 0: no layer has a state.
     """
 
     block_bytes: int = Field(gt=0)
@@ -77,7 +77,7 @@ class RehearsedStart(Value):
     ran, left_out: stages, the latter with the reason.
     refused: the engine's words, in this stage, at this place of its source.
     crashed: an error of its code ends the start, and no statement of it.
-    blocks, tokens: of the cache.
+    blocks, tokens: the size of the cache.
     """
 
     asked: StartSettings | None = None
@@ -113,7 +113,7 @@ class EngineAnswer(Value):
 class InquiryResult(NamedTuple):
     """The answers of engines. problems: by engine, why it could not be asked.
 
-    pins: by name of an image, the digest that answered.
+    pins: the digest that answered, by name of its image.
     """
 
     answers: Mapping[Question, EngineAnswer]

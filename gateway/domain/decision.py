@@ -23,7 +23,7 @@ class Rejected(Value):
     """A rejected candidate.
 
     verdict: the gate.
-    reasons: in words.
+    reasons: the reasons in words.
 
     Other fields have the plan so far.
     """
@@ -48,7 +48,7 @@ class RuleGap(Value):
     """A contradiction between an engine's own answer, which wins, and the rules that forecast it.
 
     rules: the version of the rules.
-    source: of the answer.
+    source: the source of the answer.
     model: its architecture and shapes.
     about: a refusal, a kernel, a backend or bytes.
     """

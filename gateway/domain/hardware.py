@@ -153,7 +153,7 @@ class Node(Value):
 class Cluster(Value):
     """Several nodes with unique names and GPUs.
 
-    network: between nodes that `links` does not name.
+    network: the network between nodes that `links` does not name.
     """
 
     schema_: Literal["fitserve.cluster/1"] = Field("fitserve.cluster/1", alias="schema")

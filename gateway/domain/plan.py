@@ -144,7 +144,7 @@ class AdapterRef(Value):
 class Refusal(Value):
     """A kernel or backend that the engine rejects, with the reason.
 
-    at_start: only a start shows it, by compiled code or as an earlier start did.
+    at_start: whether only a start shows the choice, by compiled code or as an earlier start did.
     """
 
     kernel: str
@@ -349,7 +349,7 @@ class Plan(Value):
     def promises(self, device_bytes: Callable[[str], int]) -> Iterator[tuple[str, int]]:
         """Devices and the bytes of each that no other engine may use, a second KV cache included.
 
-        device_bytes: of one of `devices`.
+        device_bytes: a function that gives the memory of one of `devices`.
         """
         for device in self.devices:
             yield device, device_bytes(device)

@@ -18,7 +18,7 @@ from gateway.domain.wish import Wish
 class RunningPlan(NamedTuple):
     """A running plan, to be compared with others.
 
-    held_bytes: of its model, by GPU UUID, which would be free for another plan.
+    held_bytes: bytes that its model holds and that another plan could use, by GPU UUID.
     traffic: the rates that its engines gave to clients.
     """
 
@@ -32,10 +32,10 @@ class PlanRequest:
     """A wish, and everything about the machine that its plan depends on.
 
     machine: hardware to plan for; None for this machine, or for the snapshot `machine_name`.
-    machine_name: of a snapshot or a given machine; "": this machine.
+    machine_name: the name of a snapshot or a given machine; "": this machine.
     cluster: the nodes to plan for, of which `machine` is one; None: there is one machine.
-    promised_bytes: by GPU UUID, of engines that run or start.
-    answers: of engine versions about this model.
+    promised_bytes: bytes promised to engines that run or start, by GPU UUID.
+    answers: the answers of engine versions about this model.
     pins: digests by image name.
     include_uninstalled: the decision also shows engines that cannot be started here, and, without a
         plan, the forms of the model that would fit.
@@ -62,12 +62,12 @@ class PlanResult(NamedTuple):
 
     plan: the best plan; None if there is none, and `reason` says why.
     decision: JSON of the whole decision, up to megabytes, which the gateway only passes on.
-    questions: to engines whose answers could change the decision.
+    questions: the questions to engines whose answers could change the decision.
     gaps: contradictions between answers and rules.
     rival: a better plan than the running one.
-    commits: of all repositories that were read, as `Wish.commits`.
+    commits: the commits of all repositories that were read, in the form of `Wish.commits`.
     needed_offers: offers of other models that the plan needs.
-    learned: from the traffic of the running plan.
+    learned: the facts learned from the traffic of the running plan.
     unconfirmed_repos: repositories read from the cache because the Hub did not answer.
     template: chat template for the engine; "": the model's own.
     config, tensor_headers, quant_files: files for questions to engines; empty unless requested.

@@ -334,7 +334,7 @@ class Observation(Value):
 class BenchLevel(Value):
     """A measurement with `concurrency` requests at once, each with another prompt.
 
-    seconds: of all together; the other times are of single requests.
+    seconds: the time of all requests together; the other times are those of single requests.
     """
 
     concurrency: int = Field(ge=1, le=65536)

@@ -66,8 +66,8 @@ class Value(BaseModel):
 class TextForm:
     """The form of a text, as an annotation of its type.
 
-    pattern: for programs that read the schema.
-    words: for people.
+    pattern: the regular expression for programs that read the schema.
+    words: the description for people.
 
     `Field(pattern=...)` is no alternative: pydantic's regex library keeps all of Unicode in memory
     for each counted repetition of `\\w`; 128 repetitions take 7 MiB.

@@ -292,7 +292,8 @@ class Wish(Value):
 class Change(Value):
     """A new wish for a running model, until all its replicas follow it or it is given up.
 
-    generation: of the new wish; each attempt has the generation that it was planned by.
+    generation: the generation of the new wish; each attempt has the generation of the wish that it
+        was planned for.
     refused: why the change was given up. The wish before it is then in force again.
     """
 

@@ -12,7 +12,7 @@ from gateway.machine.nvml import Notes, Nvml, words_of
 Bus = tuple[int, int, int]
 # Far ends of NVLinks that are not a card of this process.
 SWITCH, REMOTE = "switch", "elsewhere"
-# In the address of a far end that a virtual machine does not see.
+# This value stands in the address of a far end that a virtual machine does not see.
 NO_DOMAIN = 0xFFFFFFFF
 
 # pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple, by a stray comma.

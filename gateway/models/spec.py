@@ -32,7 +32,7 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
 # No real weight has so many elements: a header that says so is damaged or hostile.
 _MAX_ELEMENTS = 2**50
 
-# From the widest to the narrowest dtype. Engines take the widest dtype of the headers where the
+# Dtypes from the widest to the narrowest. Engines take the widest dtype of the headers where the
 # config names none. Source: common_broadcastable_dtype in
 # vllm/transformers_utils/model_arch_config_convertor.py.
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

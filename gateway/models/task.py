@@ -53,7 +53,7 @@ def task_of(config: Mapping[str, Any], *, is_encoder: bool, hint: Task | None) -
     """The task.
 
     is_encoder: all attention reads in both directions.
-    hint: by other files, or by the user.
+    hint: the task that other files or the user name.
     """
     architectures = config.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""

@@ -47,7 +47,7 @@ def check_command(
     The engine's command in its container, flags that plans may have, and at the end three of
     the gateway: the weights below `folder`, the name, and the address.
 
-    env: of the engine; it decides whether the engine needs authentication.
+    env: the environment of the engine; it decides whether the engine needs authentication.
     peers: addresses of first nodes that ranks of an engine over several nodes may meet; any process
         that answers there can run code in the engine.
     """

@@ -49,7 +49,7 @@ def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Pla
     """The GPUs that the first plan takes and leaves, and its gains over the plans with fewer and
     more; "": the machine has one GPU or none.
 
-    plans_by_option: by the value of `--gpus`, its best plan.
+    plans_by_option: the best plan for each value of `--gpus`.
     """
     count = gpus_of(first)
     if machine_gpus < 2 or not count:

@@ -47,7 +47,8 @@ def decide(
 ) -> Decision:
     """All plans with these engine versions, best first, and all refusals.
 
-    rules: by engine version ("kind==version"); a version without them predicts no kernel.
+    rules: the rules of each engine version, by "kind==version"; a version without rules predicts no
+        kernel.
 
     Raises BadFlag if the wish names a flag that no engine has, and BadRequest if it names a GPU
     that is absent or unused.
@@ -169,7 +170,7 @@ def rank_plans(
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
         is_crowded = size * count > gpus and size > 0
-        # Of plans with too little context the longer one is better.
+        # Among plans with too little context, the longest context is best.
         goal = wish.goal if context >= context_wanted else "context"
         value = score(
             plan_outcome(

@@ -152,7 +152,7 @@ def _confirmed_kernel(
     same_kernel = [
         layer_kernel for layer_kernel in same_layer if layer_kernel.kernel == asked_kernel.kernel
     ]
-    # Of the two products of experts, which are one row here, the one that fails counts.
+    # The two products of experts are one row here, so the product that fails counts.
     known_kernel = next(
         (layer_kernel for layer_kernel in same_kernel if layer_kernel.status != "ok"),
         same_kernel[0] if same_kernel else None,
@@ -182,7 +182,7 @@ def gaps(
 ) -> tuple[RuleGap, ...]:
     """The contradictions between the rules and the engine, for one variant.
 
-    refusal: by the rules, which then forecast nothing.
+    refusal: the refusal by the rules, which then forecast nothing.
     """
     rows = _differences(candidate, refusal, answer)
     settings = (*(f"{name}={value}" for name, value in question.env), *question.argv)

@@ -49,8 +49,8 @@ class ChoiceRow(NamedTuple):
 def choices(plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None) -> list[ChoiceRow]:
     """Every decided value, with its reason and source.
 
-    why_gpus: of the decision.
-    origin: of its starts; None: unknown.
+    why_gpus: the decision's reason for its GPUs.
+    origin: the source of the images or files that its starts use; None: unknown.
     """
     rows = [
         ChoiceRow(

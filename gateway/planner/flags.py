@@ -131,7 +131,7 @@ class LaunchInputs(FrozenRecord, frozen=True):
     environment: folder of the virtual environment; None: the engine runs in a container.
     allows_remote_code: code of the model's repository may run.
     cache_bytes: KV cache on each GPU of an engine that does not measure.
-    copy_number: of a plan over several nodes.
+    copy_number: the number of this copy of a plan over several nodes.
     media_hosts: the only ones that the engine may fetch media from; (): any.
     is_exposed: other machines reach its port, so each path needs its key.
     """

@@ -29,7 +29,7 @@ class ObservedRefusals:
     def __init__(self, refusals: Iterable[tuple[frozenset[tuple[str, str]], str]] = ()) -> None:
         self._refusals = tuple(refusals)
         self._hash = hash(self._refusals)
-        # Of equal scopes the first counts.
+        # The first of equal scopes counts.
         self._numbers_by_scope = {
             scope: number for number, (scope, _) in reversed(list(enumerate(self._refusals)))
         }
@@ -77,7 +77,7 @@ def layer_kernels(
 
     experts: traits beyond sizes; None: rows of quantized experts are unknown.
     moe_backend: --moe-backend.
-    variables: as `choose` takes them.
+    variables: the variables in the form that `choose` takes.
     """
 
     choose_linear = partial(

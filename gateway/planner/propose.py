@@ -137,8 +137,8 @@ def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Ques
     flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
     asked_flags = {name: value for name, value in flags.items() if name not in _ANSWER_FLAGS}
     if not (spec := candidate.inputs.spec).generates:
-        # Of positions that a model keeps for itself the engine counts all, and refuses a batch that
-        # is smaller than its longest request.
+        # The engine counts all positions, even those that a model keeps for itself. It refuses a
+        # batch that is smaller than its longest request.
         asked_flags["max-model-len"] = min(
             spec.max_position, candidate.inputs.wish.most_context or spec.max_position
         )
@@ -171,7 +171,7 @@ def _flags(
     planned_flags |= {"kv-cache-dtype": variant.kv_dtype} if variant.kv_dtype != "auto" else {}
     planned_flags |= {"quantization": variant.quantization} if variant.quantization else {}
     planned_flags |= dict(variant.backends)
-    # Only SGLang has to be told; the flag is left out where an engine does not have it.
+    # Only SGLang needs the flag, which is left out where an engine does not have it.
     planned_flags |= {"is-embedding": True} if not candidate.inputs.spec.generates else {}
     config = candidate.speculation.config
     planned_flags |= {"speculative-config": json.dumps(config)} if config else {}

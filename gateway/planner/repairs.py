@@ -253,8 +253,8 @@ def longer_variants(
     reason = f"{context} tokens of context fit otherwise"
     yield from smaller(variant, engine, args, reason)
     stages = variant.pp + 1
-    # Of layers that were dealt to so many stages nothing follows for one stage more: the even ones
-    # lead there.
+    # A refusal of uneven stages does not rule out one more stage. A search over even stages leads
+    # there.
     are_sizes_fixed = (
         "pipeline-parallel-size" in args
         or not has(engine, "pipeline-parallel-size")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from gateway.domain import Cap, Choice, Memory, ModelSpec, Plan, Scalar, Wish
 from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrency
 
-# A context that serves most chats and agents. Of plans that all load, a plan with a shorter context
-# ranks behind a plan with this context. Only a preference: `least_context` is the hard limit.
+# A context that serves most chats and agents. A loadable plan with a shorter context
+# ranks behind a plan with this context. This is a preference: `least_context` is the hard limit.
 COMFORTABLE_CONTEXT = 32768
 # A context below this and below the wished one is no reason to keep the weights as they are.
 MIN_USEFUL = 4096

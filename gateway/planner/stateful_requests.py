@@ -26,7 +26,7 @@ from gateway.engines.common.refusal import Refused
 _UNCERTAINTY_PARTS = 4
 _MEASURED_CAPABILITIES = ("9.0",)
 _RESERVE_PARTS_ELSEWHERE = 3
-# At most this part of the states is kept back.
+# The reserve is at most this part of the states.
 _MAX_RESERVE_PARTS = 2
 # Many requests are planned in steps, so that readings of free memory that differ a little give the
 # same plan.
@@ -38,7 +38,7 @@ _TRAIT = "requests_within_states"
 # Levels without full graphs, which alone need a state for each request (OPTIMIZATION_LEVEL_00 and
 # _01 in vllm/config/vllm.py of 0.32.0).
 _LEVELS_WITHOUT_FULL_GRAPHS = ("0", "1")
-# Of the search for the most requests.
+# The search for the most requests takes at most this many trials.
 _TRIALS = 5
 
 
@@ -123,7 +123,8 @@ def _search_requests(
 ) -> tuple[int, _States]:
     """The most requests that surely have a state each, and the states beside so many.
 
-    states: beside `limit` requests. Fewer requests leave more memory for states.
+    states: the states that fit in addition to those of `limit` requests. Fewer requests leave more
+        memory for states.
     """
     low, high = states.requests, limit
     for _ in range(_TRIALS):

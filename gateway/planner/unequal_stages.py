@@ -17,8 +17,8 @@ def unequal_stages(
 ) -> list[Variant]:
     """The variants with stages by the memory and by the speed of each GPU.
 
-    layers: of the model.
-    memory: of the candidate with as many layers on each GPU.
+    layers: the number of layers of the model.
+    memory: the need of the candidate with equally many layers on each GPU.
     context: tokens of KV cache to hold.
     """
     inputs, variant, stages = candidate.inputs, candidate.variant, candidate.stage_candidates

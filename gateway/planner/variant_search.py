@@ -79,7 +79,7 @@ class _VariantQueue:
 class Search:
     """The search of one engine version: `run` fills `plans`, `rejections` and `gaps`.
 
-    inputs: with the variables of this engine (`PlanningInput.replace_env`).
+    inputs: the planning input with the variables of this engine (`PlanningInput.replace_env`).
     args: the user's checked flags by this engine's names; `canonical` has them by the planner's
         names.
     """
@@ -116,7 +116,7 @@ class Search:
         # Ranks that are dealt to nodes stay so: no repair changes their number.
         self._user_flags |= _SIZES if inputs.span else set()
         self._context_wanted = wanted_context(inputs.spec, wish, self.canonical)
-        # For throughput the KV cache should hold at least half of the requests at once.
+        # Throughput needs a KV cache that holds at least half of the concurrent requests.
         self._wanted_kv_tokens = (
             concurrency(wish) * (PROMPT_TOKENS + ANSWER_TOKENS) // 2
             if wish.goal == "throughput"
@@ -124,7 +124,7 @@ class Search:
         )
         self._is_satisfied = False  # a variant that gives nothing up has the context that is wanted
         self._queue = _VariantQueue(())
-        # By variant the context, or the KV cache, of a plan with fewer changes.
+        # The context, or the KV cache, of a plan with fewer changes, by variant.
         self._reached: dict[Variant, int] = {}
 
         self._commands: dict[Hashable, int] = {}
@@ -327,7 +327,7 @@ class Search:
     def _unequal_stages(self, variant: Variant, memory: Memory | None) -> list[Variant]:
         """The variant with unequal pipeline stages for unequal GPUs.
 
-        memory: of the variant with as many layers on each GPU.
+        memory: the need of the variant with equally many layers on each GPU.
         """
         name = self.rules.stage_layers_env
         settable = (

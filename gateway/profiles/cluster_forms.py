@@ -29,7 +29,7 @@ _UNITS = {"g": 1e9, "m": 1e6, "us": 1e-6, "ms": 1e-3}
 def machines_of(form: str, snapshot: Callable[[str], Hardware | None]) -> list[Hardware] | None:
     """The machines of a form; None: the text is none. Raises BadRequest, NotFound.
 
-    snapshot: by name; None: there is none.
+    snapshot: a function that reads a snapshot by name; its None means that none exists.
     """
     if _FORM.fullmatch(form):
         terms = [(int(count or 1), name) for count, name in re.findall(_TERM, form)]

@@ -19,7 +19,7 @@ _NAMESPACE = uuid.UUID("2d6f5a52-8d57-4b8c-8a3f-0f8a1b0c7c55")  # any, but alway
 # NVLink over switches; fewer links of a card are bridges, which a machine may lack.
 _SWITCHED_LINKS = 18
 _SWITCHED_FORM = "SXM"
-# Of the cards whose figure is known the driver keeps at most this part.
+# The driver keeps at most this share of a card's memory, on all cards whose figure is known.
 _DRIVER_SHARE = 0.03
 _MIN_RAM_BYTES = 64 << 30
 

@@ -54,7 +54,8 @@ class ProfileTables:
         """A cluster by the form of its machines (`2xgb10`), or by path; None: `name` is one
         machine.
 
-        network: between its nodes; None: not known, or as in the file. Raises BadRequest, NotFound.
+        network: the network between its nodes; None: unknown, or as in the file. Raises BadRequest,
+            NotFound.
         """
         from gateway.profiles.cluster_forms import cluster_of, machines_of  # not for one machine
 

@@ -30,7 +30,7 @@ class RuleSets:
     def __init__(self, documents: Documents, folder_of: Callable[[str], Path | None]) -> None:
         self._documents = documents
         self._folder_of = folder_of
-        # Of versions that extend each other, and of the files of one version.
+        # Rules are cached because versions extend each other and share files.
         self._rules: dict[Path, Mapping[str, Any]] = {}
         self._sources: dict[Path, Any] = {}
 

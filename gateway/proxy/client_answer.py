@@ -71,14 +71,14 @@ class BufferedAnswer:
 class ClientAnswer:
     """The answer to one request.
 
-    id: of the request, as bytes.
+    id: the id of the request.
     writer: destination of the engine's answer.
     status: 0 before its head.
     accepts_chunked: the client understands chunked encoding.
     has_events: the answer is an event stream.
     has_sent_sse_head: its head was sent while the request waited.
     withholds_head: the head is held back, because the engine may report its own end.
-    permit: of a key with limits.
+    permit: the permit of a key with limits.
     """
 
     __slots__ = (
@@ -139,7 +139,7 @@ class ClientAnswer:
             upstream.lead = head.data
             return head.keep_alive
         if head.has_events:
-            # As announced in the head that was sent during the wait.
+            # The head that was sent during the wait announced this framing.
             upstream.is_framed = self.accepts_chunked
         else:
             self.writer = self._buffered = BufferedAnswer()

@@ -40,7 +40,7 @@ class RequestHead:
     headers: those that the gateway uses.
     forwarded_headers: the lines that go to the engine.
     key: the caller's.
-    priority: of the key, or the lower one that the head asks for.
+    priority: the priority of the key, or a lower one that the head asks for.
     """
 
     __slots__ = ("endpoint", "forwarded_headers", "headers", "key", "priority")

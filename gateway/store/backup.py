@@ -95,7 +95,7 @@ class Restored(NamedTuple):
 def write_backup(data: Path, output: IO[bytes], version: str) -> None:
     """Back up the data folder, whether or not a gateway uses it. Raises StoreError.
 
-    version: of this fitserve.
+    version: the version of this fitserve.
     """
     copy = data / f"backup-{time.time_ns()}.db"
     _remove_drafts(data)

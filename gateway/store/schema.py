@@ -102,7 +102,7 @@ UPDATE models SET wish=json_set(
 ), '{}')))
 """
 
-# For the tables that are older than seals.
+# Columns for tables that are older than seals.
 _SEALS = ";".join(
     f"ALTER TABLE {table} ADD COLUMN seal INTEGER"
     for table in ("models", "attempts", "facts", "keys")

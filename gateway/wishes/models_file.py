@@ -27,7 +27,7 @@ from gateway.wishes.yaml_document import Document, Keys, Mistake, read
 
 _EXTENSION_PREFIX = "x-"
 _MAX_PROBLEMS = 20
-# Of its characters: reading YAML takes a second for some 200,000 of them.
+# A models file has at most this many characters. Reading YAML takes a second for some 200,000.
 _MAX_CHARACTERS = 4 * 1024 * 1024
 # Fields that hold other fields.
 _NESTED_FIELDS: dict[str, set[str]] = {
@@ -41,7 +41,7 @@ _FOLDERS = ("source", "drafter")
 class ModelsFile(NamedTuple):
     """The content of a models file.
 
-    wishes: by model name.
+    wishes: the wish of each model, by name.
     references: values that must not be shown.
     """
 

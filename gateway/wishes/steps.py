@@ -35,7 +35,7 @@ def steps(
 ) -> list[Step]:
     """The steps that lead from `views` to the wishes of the file.
 
-    views: of GET /admin/models.
+    views: the rows of GET /admin/models.
     prune: models to remove if the file lacks them.
 
     Raises BadRequest if a model would have to become an endpoint.

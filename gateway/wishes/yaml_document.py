@@ -140,7 +140,7 @@ def _walk_nodes(node: yaml.Node, keys: Keys, positions: dict[Keys, Position]) ->
                     f"the key {name!r} stands here twice" if name else "a key has to be a word",
                 )
             anchors.add(name)
-            # As it is written: `no` and `1.10` are names, not False and 1.1.
+            # A name stays as it is written: `no` and `1.10` are names, not False and 1.1.
             key.tag = "tag:yaml.org,2002:str"
             positions[(*keys, name)] = _position(key)
             yield from _walk_nodes(value, (*keys, name), positions)

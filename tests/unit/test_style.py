@@ -158,6 +158,15 @@ FIELD_FRAGMENT = re.compile(
     r"(?:of|for|by|in|on|as|at|from|to|with|without|that|those|what|who|whose|also|the same"
     r"|its?|they)\b(?! (?:least|most) \d)"
 )
+# Prepositions that begin no explanation of a name ("size: of the body") and no comment.
+COMMENT_FRAGMENT = re.compile(
+    r"(?:^|[.:] )(?:Of|Else|Also)\b|^(?:By|In|At|As|With|Without|Behind|Beside|So many)\b"
+)
+EXPLANATION_FRAGMENT = re.compile(
+    r"[a-z_]\w*(?:, [a-z_]\w*)*: "
+    r"(?:of|by|at|in|for|from|as|to|with|without|on|since|before|after|if|when|where|which|between"
+    r"|among|below|behind|beside|besides|only|also)\b(?!:)"
+)
 PRONOUN_QUESTION = re.compile(r"(?:^|[.!?:] )(Whether (?:it|they)\b.{0,60})")
 # A line of a docstring that explains a name: "size: bytes of the body".
 EXPLANATION = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): \S")
@@ -743,6 +752,63 @@ def test_a_fragment_of_a_sentence_is_found(docstring: str, field: str, *, wrong:
     assert (FRAGMENT.match(docstring) is not None) is wrong
     nodes = ast.walk(ast.parse(f"x: int = Field(description={field!r})"))
     assert [FIELD_FRAGMENT.match(text) is not None for _, text in descriptions(nodes)] == [wrong]
+
+
+def fragments_of_explanations(docstring: str) -> Iterator[str]:
+    """The lines of a docstring that explain a name by a phrase without a noun."""
+    previous = ""
+    for line in docstring.splitlines():
+        if not previous or previous.endswith((".", ":")):
+            if EXPLANATION_FRAGMENT.match(line.strip()):
+                yield line.strip()
+        previous = line.strip()
+
+
+def test_each_explanation_of_a_name_begins_with_a_noun() -> None:
+    assert not [
+        f"{place(path, line)}: {row}"
+        for path in FILES
+        for line, text in docstrings(nodes_of(path))
+        for row in fragments_of_explanations(text)
+    ]
+
+
+def test_each_comment_begins_with_a_subject() -> None:
+    assert not [
+        f"{place(path, line)}: {text[:60]}"
+        for path in FILES
+        for line, text in comments(text_of(path))
+        if COMMENT_FRAGMENT.search(text)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "rows"),
+    [
+        ("size: of the body.", ["size: of the body."]),
+        ("A body.\n\n    size: bytes of it.\n    hub: at a commit.", ["hub: at a commit."]),
+        ("a, b: only here.", ["a, b: only here."]),
+        ("A body with a\n    size: of no use.", []),
+        ("size: bytes.\n    on: for each.", ["on: for each."]),
+        ("on: the time. before: a time.", []),
+    ],
+)
+def test_an_explanation_without_a_noun_is_found(docstring: str, rows: list[str]) -> None:
+    assert list(fragments_of_explanations(docstring)) == rows
+
+
+@pytest.mark.parametrize(
+    ("comment", "wrong"),
+    [
+        ("Of the size of a cache.", True),
+        ("Without NVML the module asks torch.", True),
+        ("The first counts. Of plans the longest.", True),
+        ("The first of equal scopes counts.", False),
+        ("Ask the engine: as a user would.", False),
+    ],
+)
+def test_a_comment_without_a_subject_is_found(comment: str, *, wrong: bool) -> None:
+    assert (COMMENT_FRAGMENT.search(comment) is not None) is wrong
 
 
 def test_no_question_has_a_pronoun_as_subject() -> None:

@@ -23,7 +23,7 @@ class Shell(StrEnum):
 class Option(NamedTuple):
     """An option.
 
-    values: of an enumeration.
+    values: the values of an enumeration.
     has_value: whether a value follows.
     """
 

@@ -23,7 +23,7 @@ _INTERRUPT_EXIT_CODE = 130
 _POLL_S = 0.3
 _STOP_STATES = ("stopping", "stopped")
 _FINAL_STATES = ("quarantined",)
-# In these states a request gets an answer or an error.
+# A request gets an answer or an error in these states.
 _ANSWER_STATES = ("ready", "no_plan", "unreachable")
 
 

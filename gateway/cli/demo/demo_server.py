@@ -59,8 +59,8 @@ class _Commands:
 def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> int:
     """Serve a model until Ctrl-C. Returns the exit code.
 
-    model_arguments: of `fitserve add`, name and source first; empty: the tiny model. Raises
-    SettingsError, and FitserveError if a gateway already runs on the data folder.
+    model_arguments: the arguments of `fitserve add`, name and source first; empty: the tiny model.
+    Raises SettingsError, and FitserveError if a gateway already runs on the data folder.
     """
     environment = {**_DEFAULTS, **os.environ}
     settings = load_settings(environment)
@@ -75,7 +75,8 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
         make_model(folder, stop=True)
         model_arguments = (NAME, str(folder))
     name = model_arguments[0]
-    # In a new session, as Ctrl-C must reach only this program: it stops the model first.
+    # The gateway gets a new session because Ctrl-C must reach only this program, which stops the
+    # model first.
     gateway = subprocess.Popen([*_PROGRAM, "serve"], start_new_session=True, env=environment)
     is_added = False
     try:

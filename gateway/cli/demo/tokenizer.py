@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-# With a switch for thoughts, like the template of Qwen3.
+# This template has a switch for thoughts, like that of Qwen3.
 THINKING_TEMPLATE = (
     CHAT_TEMPLATE
     + "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{"

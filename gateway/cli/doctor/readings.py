@@ -54,7 +54,7 @@ class Toolchain(NamedTuple):
 class HubAnswer(NamedTuple):
     """The answer of a Hub.
 
-    status: of HTTP; None if the Hub was not reached, with the reason in `problem`.
+    status: the HTTP status; None if the Hub was not reached, with the reason in `problem`.
     skew_s: this machine's clock minus the Hub's.
     user: owner of the token.
     is_gated: whether a fine-grained token may read gated repositories.

@@ -30,7 +30,7 @@ from gateway.domain import EngineProcess, Plan
 
 # A debugger or a profiler stops a process for a moment.
 CONFIRM_S = 1.0
-# Of one core. An idle engine needs far less to answer health checks.
+# The share is that of one core. An idle engine needs far less to answer health checks.
 _BUSY_SHARE = 0.2
 # Layers that store something for every token: each prefill step fills the KV cache, and the metrics
 # show it.

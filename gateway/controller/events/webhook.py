@@ -80,7 +80,7 @@ class Webhook:
             # A new receiver begins with this gateway's start.
             self._number = cursor if cursor is not None else self._events.at_start
             if cursor is None:
-                # Without this note, undelivered events would be skipped after the next start.
+                # Undelivered events would be skipped after the next start without this note.
                 await self._note_delivery(self._number)
         batch = await self._events.events_after(self._number)
         if batch.has_gap:

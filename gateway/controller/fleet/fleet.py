@@ -76,8 +76,9 @@ class Fleet:
     def unblock(self, names: Collection[str] | None = None) -> None:
         """Let replicas without a plan look again, as memory or GPUs became free.
 
-        names: of models whose inputs changed; None: all. Replicas that wait for other models look
-        again once all have given. A plan that is made meanwhile rests on the memory before.
+        names: the models whose inputs changed; None: all models. Replicas that wait for other
+        models look again once all have given. A plan that is made meanwhile rests on the memory
+        before.
         """
         for replica in self.replicas():
             if names is not None and replica.model not in names:

@@ -122,8 +122,8 @@ class RestingModels:
     ) -> list[ManagedModel]:
         """The models that do not rest, or whose rest ends now.
 
-        names: of models with requests or engines.
-        circumstances: of all models together; another value ends each rest.
+        names: the names of models with requests or engines.
+        circumstances: the circumstances of all models together; a change ends every rest.
         """
         awake_models: list[ManagedModel] = []
         for model in models:

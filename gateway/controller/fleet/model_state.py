@@ -113,7 +113,7 @@ def route(
 ) -> ModelRoute:
     """The route of the model now.
 
-    running_instances: by name.
+    running_instances: the instances that run, by name.
     load_wait_s: the wait for a model that is loaded on request.
     keep_alive_s: time until it is unloaded without a request; below 0: for ever.
     """

@@ -22,8 +22,9 @@ FreeMemory = dict[str, tuple[int, int]]
 class Knowledge(NamedTuple):
     """Digests of facts and engines.
 
-    engines: of installed engines and learned versions, and of facts that may allow a plan.
-    refusals: of the facts that only rule plans out.
+    engines: the digest of installed engines, of learned versions and of facts that may allow a
+        plan.
+    refusals: the digests of facts that only rule plans out.
     """
 
     engines: int
@@ -57,8 +58,8 @@ class PlanInputs(NamedTuple):
 class ContextState(NamedTuple):
     """The context that a model was planned in: a digest of offers and wish, and the neighbours.
 
-    inputs_digest: of offers and wish; None if the context changed while the plan was made, so any
-        other may help.
+    inputs_digest: the digest of offers and wish; None if the context changed while the plan was made,
+        so any other plan may help.
     """
 
     inputs_digest: int | None

@@ -170,7 +170,8 @@ class PlanSteps:
             return True  # the serving engine was promised no memory
         replacement = await self._replica_planner.decide(model, context_in_place)
         if replacement.needed_offers or replacement.plan is None:
-            # In its place others may give, or an engine may overrule a refusal of the rules.
+            # Other models may give memory instead, or an engine may overrule a refusal of the
+            # rules.
             return not replacement.needed_offers and not replacement.engines_to_ask
         return result.plan is not None and is_as_good(result.plan, replacement.plan)
 

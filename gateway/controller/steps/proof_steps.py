@@ -15,7 +15,7 @@ from gateway.engines.common.chat import abilities
 from gateway.store.store import Store
 
 # The wait for the last log lines of a broken engine, in turns of the event loop instead of seconds.
-# On a busy machine the log reader gets as many turns.
+# The log reader gets this many turns, even on a busy machine.
 _LAST_WORDS, _TURN_S = 10, 0.1
 # Seconds that the test of abilities may delay a start.
 _ABILITIES_S = 3.0

@@ -50,8 +50,8 @@ class VersionSettings(NamedTuple):
     """The settings that a version of an engine takes.
 
     version: the described one that tells them.
-    flags: as its profile has them, by name without dashes.
-    variables: of its environment.
+    flags: the flags in the form of its profile, by name without dashes.
+    variables: the variables of its environment.
     """
 
     version: str

@@ -26,7 +26,7 @@ def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> 
     it names, so such a variable does not count.
 
     files: names of the innermost files of the traceback.
-    variables: of the engine's version.
+    variables: the environment variables of the engine's version.
     """
     texts = [_split_words(message), *map(_split_words, files)]
     switches: list[tuple[int, str]] = []
@@ -38,7 +38,7 @@ def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> 
             continue
         if any(_names(part, text) for text in texts):
             switches.append((len("".join(part)), f"{variable}={off_value}"))
-    # Of equal lengths the first by name, so that the answer is the same each time.
+    # The first name wins among equal lengths, so that the answer is the same each time.
     return min(switches, key=lambda item: (-item[0], item[1]))[1] if switches else ""
 
 

@@ -23,11 +23,12 @@ from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
 from gateway.domain.running import FORGIVE_S
 from gateway.domain.units import MIB, gib
 
-# In these phases there is no cache yet: the memory in use is the engine's need beside the cache.
+# The cache does not exist yet in these phases: the memory in use is all that the engine needs
+# besides the cache.
 _CACHELESS_PHASES = ("starting", "load", "profile")
-# Keys of a scope that decide over an engine's memory beside its share.
+# Keys of a scope that affect an engine's memory besides its share.
 _RANK_KEYS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_parallel")
-# In these phases an engine reads and builds: sizes of the plan decide nothing yet.
+# An engine reads and builds in these phases: sizes of the plan have no effect yet.
 _SIZELESS_PHASES = ("starting", "download", "load")
 # Smaller differences are not worth a fact.
 _NOISE_BYTES = 64 * MIB

@@ -24,9 +24,9 @@ def stale_reason(
 ) -> str | None:
     """Why the fact is stale; None if it is valid.
 
-    driver: of this machine; None: unknown, and not compared.
-    images: of the engines for plans.
-    pins: by name of an image, the digest that a start would use; other names are not compared.
+    driver: the driver of this machine; None: unknown, and not compared.
+    images: the images of the engines that plans may use.
+    pins: the digest that a start would use, by name of its image; other names are not compared.
     """
     learned_driver, image = fact.under.get("driver"), fact.under.get("image")
     if learned_driver is not None and driver is not None and learned_driver != driver:

@@ -67,7 +67,7 @@ _PHASE_WORDS = (
     b"Profiling",
     b"init engine",
 )
-# Of these each copy counts: their figures tell an answer from none.
+# Each copy of these lines counts: their figures show whether the engine answered.
 SERVING_WORDS = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTING_WORDS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
 # Lines with one of these tell the machine (profiles/failures/circumstances.yaml).
@@ -109,7 +109,7 @@ _EXCEPTION_START = re.compile(rb" (?=(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Excepti
 class LineFilter:
     """Splits the bytes of a log into lines, and calls `handle` with each line that may matter.
 
-    number: of lines so far, also skipped ones.
+    number: the number of lines so far, with those that were skipped.
     anchors: a line without any of these is skipped.
     attend: the number of next lines that are never skipped, as they belong to the last one.
         `handle` may change the last two.

@@ -103,7 +103,7 @@ HARMLESS_TEXT = IndexedPattern(
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
-# Also behind an activity, or behind a progress bar of another process.
+# The form may follow an activity or a progress bar of another process.
 TRACEBACK_START = "Traceback (most recent call last):"
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to"

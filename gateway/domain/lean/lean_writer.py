@@ -19,7 +19,7 @@ def plain(value: Any, *, by_alias: bool, in_json: bool) -> Any:
     if value is None or type(value) in (str, int, bool):
         return value
     if type(value) is float:
-        # Of larger numbers pydantic writes the exponent in another way.
+        # Pydantic writes the exponent of larger numbers in another way.
         return refuse(f"JSON of {value}") if in_json and 1e16 <= abs(value) < math.inf else value
     if isinstance(type(value), ValueType):
         return _written_fields(value, by_alias=by_alias, in_json=in_json)

@@ -65,7 +65,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     args: the user's flags by canonical names.
     evidence: kernels and backends of the layers.
-    stage_number: of this stage of `undivided`, if unlike GPUs are sized one by one.
+    stage_number: the number of this stage of `undivided`, if different GPUs are sized one by one.
     """
 
     inputs: PlanningInput

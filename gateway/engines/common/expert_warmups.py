@@ -58,7 +58,7 @@ def skipped_warmups(
 ) -> dict[str, Choice[str]]:
     """The variable that names the warm-ups which a model would run in vain; empty: there are none.
 
-    capability: of its GPUs; None: not known.
+    capability: the compute capability of its GPUs; None: unknown.
     """
     names = ",".join(
         name
@@ -74,8 +74,8 @@ def skipped_warmups(
 def wrap_command(command: tuple[str, ...], engine: Engine, names: str) -> tuple[str, ...]:
     """The command, `PYTHON -m MODULE` or `PYTHON -c PROGRAM ...`, without the named warm-ups.
 
-    names: of VARIABLE. A name that the profile lacks is passed over. Raises ValueError for another
-    command.
+    names: the warm-ups that VARIABLE lists. A name that the profile lacks is ignored. Raises
+    ValueError for another command.
     """
     places = tuple(
         warmup.shapes

@@ -56,7 +56,7 @@ _HOST_SHARE, _SMALL_SHARE, _MIN_HOST_BYTES = 8, 4, 4 * GIB
 class GroupMemory(NamedTuple):
     """Memory of a group of GPUs, in bytes.
 
-    least_bytes: of the smallest GPU; on a CPU the RAM.
+    least_bytes: memory of the smallest GPU; on a CPU the RAM.
     visible_bytes: CUDA's total of the smallest GPU, which is below NVML's.
     usable_and_total: usable and total bytes of each; equal GPUs are listed once.
     is_measured: the free bytes were measured, on dedicated memory.
@@ -71,11 +71,11 @@ class GroupMemory(NamedTuple):
 class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     """The input of `planner.decide`, which all engine versions and their variants share.
 
-    hardware_name: of the machine, for the decision.
+    hardware_name: the name of the machine in the decision.
     facts: learned on this machine, or shipped with the profiles.
-    promised_bytes: by GPU UUID, and of RAM, to other engines.
+    promised_bytes: bytes promised to other engines, by GPU UUID, and those of RAM.
     drafter: the model that drafts tokens, by the wish.
-    answers: of engine versions about this model; an answer wins over the rules.
+    answers: the answers of engine versions about this model; an answer overrules the rules.
     gpus: formats that GPUs multiply.
     pace: speeds of GPUs and engines.
     parsers: dialects of tool calls and reasoning.

@@ -10,7 +10,7 @@ from gateway.domain import EngineAnswer, LayerAttention, LayerKernel, Memory, Qu
 class VariantEvidence(NamedTuple):
     """Results so far.
 
-    method: of quantization, by the engine's own name.
+    method: the quantization method, by the engine's own name.
     answer: the engine's own answer about the variant.
     """
 

@@ -15,7 +15,7 @@ from gateway.domain.value import MAX_BYTES
 
 # The API server, compilers (each of 32 processes imports the engine), the cache of images.
 _PROGRAM_BYTES = 16 * GIB
-# Of each rank: Python, CUDA's context, buffers that are pinned for copies.
+# RAM of each rank: Python, CUDA's context, and buffers that are pinned for copies.
 _RANK_BYTES = 8 * GIB
 # GiB of all ranks.
 OFFLOAD_FLAG = "kv-offloading-size"
@@ -26,7 +26,7 @@ _RAM_FLAG_PARTS = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep",
 _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
 
 
-# Of each rank once it has imported its code.
+# RAM of each rank once it has imported its code.
 _IMPORTED_BYTES = 2 * GIB
 
 # RAM that sleeping engines must leave free.

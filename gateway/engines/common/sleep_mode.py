@@ -39,8 +39,8 @@ def choose_sleep_mode(
     """The choice of sleep mode.
 
     leaves: the reason that the model may leave its GPUs; "": none.
-    scope: of facts learned from the plan.
-    ram_bytes: of the host.
+    scope: the scope of facts learned from the plan.
+    ram_bytes: RAM of the host.
     """
     if engine.device == "cpu" and FLAG not in args:
         return BoolChoice(value=False, reason=NO_GPU_SLEEP, source="planner")

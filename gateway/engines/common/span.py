@@ -46,7 +46,7 @@ class Span(NamedTuple):
 class Meeting(NamedTuple):
     """The place where the nodes of one engine meet: an address and two ports of the first node.
 
-    groups: of ranks with requests of their own, on all nodes together.
+    groups: the number of groups of ranks that serve separate requests, on all nodes together.
     """
 
     nodes: int

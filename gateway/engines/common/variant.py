@@ -47,11 +47,11 @@ class Variant:
     dtype, quantization: "": as in the checkpoint.
     disabled: kernels for VLLM_DISABLED_KERNELS.
     backends: engine flags that force a kernel.
-    layers: of each stage, if the engine is told; (): the engine's own split.
+    layers: the number of layers of each stage; (): the engine splits them itself.
     small: few sequences and tokens at once.
     eager: no graphs.
     conservative: both, and memory left free.
-    reasons: for each difference from the plain variant.
+    reasons: reason and source of each difference from the plain variant.
     """
 
     tp: int = 1

@@ -16,7 +16,7 @@ from gateway.engines.inquiry.inquiry_document import ModelFiles, StatedGpus
 from gateway.engines.inquiry.script import pack
 from gateway.store import atomic_file
 
-# Of more files the oldest are forgotten: an answer takes 10 kB.
+# The oldest files beyond this number are deleted. An answer takes 10 kB.
 _MAX_FILES = 2000
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gateway.domain import RuleGap
 from gateway.store import atomic_file
 
-# Of more gaps the oldest are forgotten.
+# The oldest gaps beyond this number are deleted.
 _MAX_FILES = 500
 
 

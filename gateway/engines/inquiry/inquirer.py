@@ -82,7 +82,7 @@ class Inquirer:
     ) -> dict[Question, EngineAnswer]:
         """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
 
-        starts: to rehearse beside some of the questions.
+        starts: the start to rehearse with each of some questions.
         unproven_questions: those of them whose kept answer about another start is none.
 
         Raises HostError if a failure left no answer.

@@ -39,7 +39,7 @@ def profile_of(
     """Profile of a version from its answers.
 
     near_engine: the nearest known version of the kind.
-    answer: of `Inquirer.version`.
+    answer: the answer of `Inquirer.version`.
     identity: the source of the answers.
 
     Raises HostError for answers that no engine gives.

@@ -66,7 +66,7 @@ class Group:
         if name.startswith("__"):
             raise AttributeError(name)
         touch(2)
-        # Also of whether there is a device communicator.
+        # Engines also ask whether the group has a device communicator.
         absent_attributes = {"device_communicator": None, "use_device_communicator": False}
         return absent_attributes.get(name, _first_tensor)
 

@@ -17,7 +17,7 @@ from .crashes import crashed_in, forget_touches
 _STATEMENTS = ("raise", "assert")
 # Files of libraries that check the values of config.json for the engine.
 _CHECKS = ("huggingface_hub/dataclasses.py", "transformers/modeling_rope_utils.py")
-# Of a value that only a GPU would have.
+# Words of errors about a value that only a GPU would have.
 _DEVICE_WORDS = ("CUDA device", "cuda device", "CUDA error", "NVML", "driver", "meta tensor")
 
 

@@ -133,7 +133,7 @@ def _choice_reason(
 ) -> str:
     """The reason for the backends.
 
-    chosen_names: after the engine's steps for the architecture.
+    chosen_names: the names after the engine's steps for the architecture.
     """
     flags = [
         f"`--{flag} {name}`"
@@ -185,7 +185,7 @@ def server_attention(
     prefill/decode.
 
     config: config.json.
-    gpu_bytes: of the smallest GPU.
+    gpu_bytes: memory of the smallest GPU.
     args: the user's flags by canonical names.
     """
     chunk = int(args.get("max-num-batched-tokens", 0))

@@ -25,8 +25,9 @@ _GIB_IN_MIB = 1024
 # (benchmarks/notebook/performance.md). Before Hopper it is smaller: public logs of 0.5.13.post1 on
 # an RTX 4090 D (23.09 GiB before loading) and of a version of 2026-09 on an A100 of 80 GiB (78.7).
 _PROCESS, _AMPERE_PROCESS = 728 * MIB, 560 * MIB
-# Of more ranks NCCL too. Measured with vLLM on two H200; SGLang was not measured there. On two
-# RTX 4090 without peer access SGLang took 0.19 GiB in all: a public log of 2026-04-14.
+# Several ranks also need memory for NCCL. Measured with vLLM on two H200; SGLang was not measured
+# there. On two RTX 4090 without peer access SGLang took 0.19 GiB in all: a public log of
+# 2026-04-14.
 _NCCL = 1024 * MIB
 _NCCL_THROUGH_HOST = 192 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size

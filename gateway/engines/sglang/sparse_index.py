@@ -21,7 +21,7 @@ def stored_groups(
 ) -> tuple[AttentionGroup, ...]:
     """The groups, those of a sparse attention with the sizes of their rows in the pool.
 
-    config: of the text model.
+    config: the config of the text model.
     """
     fp8 = model.attention is not None and model.attention.kv_dtype.startswith("fp8")
     scaled = fp8 and any(check.refusal(model) is None for check in rules.scaled_latents)

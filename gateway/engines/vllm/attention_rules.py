@@ -186,18 +186,19 @@ class AttentionRules(RuleFile):
     flash_backends: tuple[str, ...]  # backends whose layers ask for a version of FlashAttention
     recurrent: dict[str, str]
     recurrent_source: str = ""
-    # By architecture and kind of recurrent layer, the backend that its own class names.
+    # The backend that an architecture's own class names, by architecture and kind of recurrent
+    # layer.
     own_recurrent: dict[str, dict[str, str]] = Field(default_factory=dict)
     own_recurrent_source: str = ""
     multimodal_prefix: tuple[str, ...]  # model types
     multimodal_prefix_source: str = ""
-    # By model type, use_bidirectional_attention where config.json does not set it.
+    # The value of use_bidirectional_attention where config.json does not set it, by model type.
     vision_prefix: dict[str, str] = Field(default_factory=dict)
     vision_prefix_source: str = ""
     models: tuple[ModelOverride, ...] = ()
     own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has
     own_backends_source: str = ""
-    # By architecture of own_backends, its backends in the order of its class.
+    # The backends of an architecture of own_backends, in the order of its class.
     own_choices: dict[str, tuple[OwnBackend, ...]] = Field(default_factory=dict)
     own_choices_source: str = ""
     # The vision tower of these architectures asks torch itself for attention.

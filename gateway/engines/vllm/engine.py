@@ -62,7 +62,7 @@ _CONSERVATIVE_SPARE_SHARE = 0.05
 _ENCODER_SPARE = 4
 # The largest share of a GPU that is taken, where all of the GPU is free.
 _MAX_UTILIZATION = 0.97
-# Of the size of a KV cache in RAM.
+# KV caches in RAM are rounded to this step.
 _RAM_STEP_BYTES = GIB // 4
 _MIN_KV_BYTES = 16 * MIB
 CACHE_BYTES = "kv-cache-memory-bytes"
@@ -368,8 +368,8 @@ class VllmRules(VllmKind):
         spared_share = _CONSERVATIVE_SPARE_SHARE if candidate.variant.conservative else 0
         share = self._share(footprint, candidate.engine.default_utilization - spared_share)
         if not footprint.cache.bytes_for(1, footprint.load.batched_tokens):
-            # Of an encoder nothing grows: it takes no more, and more would only be kept from
-            # others.
+            # The memory of an encoder does not grow. A larger share would only be kept from other
+            # engines.
             used_bytes = self.used_bytes(footprint, self.divide_budget(footprint, 0))
             share = min(
                 share,

@@ -43,7 +43,7 @@ from gateway.models.rank import Rank
 # rotary values of 2 bytes. Sources: MLAAttentionSpec in vllm/v1/kv_cache_interface.py;
 # vllm/v1/attention/backends/mla/flashmla_sparse.py
 _DS_MLA_BYTES = 656
-# Behind the keys, and behind the values, of a head: one float32. TritonAttentionBackend,
+# One float32 follows the keys, and one the values, of a head. TritonAttentionBackend,
 # customize_spec in vllm/v1/attention/backends/triton_attn.py (0.33.0:308).
 _SCALE_BYTES = 4
 # FlashInfer's delta rule can leave a state at multiples of so many tokens. vllm 0.33.0,

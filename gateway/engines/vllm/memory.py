@@ -68,8 +68,8 @@ _LOGIT_BYTES = {1: 14.8, 2: 2.2}
 _WARMUP_LOGIT_BYTES = 27
 # Observed beside everything else with DeepSeek-V2-Lite, for every batch.
 _LATENT = round(0.15 * GIB)
-# Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them
-# otherwise.
+# Only the tensors in the files are known of an unknown family. Engines may fuse, pad and cast them
+# in other ways.
 _UNKNOWN_FAMILY = 0.1
 # MRotaryEmbedding (rotary_embedding/mrope.py) makes its table four times as long, for videos.
 _MROPE_STRETCH = 4

@@ -30,7 +30,7 @@ def start_method(
 ) -> dict[str, Choice[str]]:
     """The variable that lets processes of this engine be forked; empty: the engine decides.
 
-    args: of the user. On a CPU vLLM always spawns: vllm/platforms/cpu.py of 0.32.0.
+    args: the arguments of the user. On a CPU vLLM always spawns: vllm/platforms/cpu.py of 0.32.0.
     """
     if (
         engine.device != "cuda"

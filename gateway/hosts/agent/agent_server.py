@@ -122,7 +122,8 @@ class HostServer:
                 with contextlib.suppress(OSError):
                     await self._answer_calls(reader, writer)
         except asyncio.CancelledError:
-            # By the end of `serving`. Python 3.11 would log a traceback for a cancelled connection.
+            # The end of `serving` cancels the connection. Python 3.11 would log a traceback for a
+            # cancelled connection.
             pass
         except Exception:
             # A fault of the agent ends this connection, and no other.

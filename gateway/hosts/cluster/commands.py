@@ -122,7 +122,7 @@ def leave_cluster(data: Path, membership: Membership) -> None:
     try:
         # A gateway may have started one since.
         _refuse_engines(membership, _names_of_running(ProcessHost(data, 0, membership.address)))
-        # With the lock, so that no machine joins meanwhile and is forgotten.
+        # The lock is held, so that no machine joins meanwhile and is forgotten.
         remove_membership(data)
     finally:
         os.close(lock_fd)

@@ -12,7 +12,8 @@ class Lease:
     """
 
     def __init__(self, length_s: float, owner: str, now: float) -> None:
-        """owner: of the lease before a restart of the node service, which gets its full length."""
+        """owner: the owner of the lease before a restart of the node service. It gets the full
+        length."""
         self.length_s = length_s
         self.owner = owner
         self._valid_until = now + length_s

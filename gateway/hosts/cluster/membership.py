@@ -33,7 +33,7 @@ class Membership(Value):
     """The membership of this machine in a cluster.
 
     head: the address of Ray's head with its port.
-    address: of this machine, on the interface of the cluster.
+    address: the address of this machine on the interface of the cluster.
     """
 
     name: NodeName

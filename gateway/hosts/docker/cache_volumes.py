@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _KEY = "fitserve.engine_key"
 FOLDER = "/var/cache/fitserve"
-# Of one installation, as on the process host.
+# The limit is for one installation, as on the process host.
 MAX_BYTES = 32 * GIB
 # The most volumes where Docker does not report their sizes.
 MAX_UNMEASURED_VOLUMES = 16

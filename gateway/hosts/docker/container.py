@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 Attributes = dict[str, Any]
 
 RUNNING_STATES = ("running", "paused", "restarting")
-# Of the machine's RAM. An engine that takes more is killed alone, before Linux chooses a victim.
+# The limit is this share of the machine's RAM. Only an engine that takes more is killed, before
+# Linux chooses another process.
 _MAX_RAM_SHARE = 0.95
 
 

@@ -100,6 +100,6 @@ def remove_lost_inquiries(
             try:
                 client.remove_container(container["Id"], v=True, force=True)
             except APIError as error:
-                # With these codes, another client has removed the container or is about to.
+                # These codes mean that another client has removed the container or is about to.
                 if error.status_code not in (404, 409):
                     raise

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gateway.domain.units import GIB
 
-# Of all versions. A model with all its sizes takes some hundred MB, a version of FlashInfer up to
-# some GB.
+# The limit is for all versions together. A model with all its sizes takes some hundred MB, a
+# version of FlashInfer up to some GB.
 MAX_BYTES = 32 * GIB
 
 

@@ -95,7 +95,7 @@ class ProcessHost:
         """Make a host whose engines are processes of this machine.
 
         most_prepared: most processes that have imported an engine, and fork the next ones.
-        address: where engines listen, and nowhere else.
+        address: the only address on which engines listen.
         """
         data_dir = data_dir.absolute()
         self._data = data_dir
@@ -386,7 +386,7 @@ class ProcessHost:
         if key is None or spec.key_option is None:
             return argv
         file = self._run / spec.name / "key.yaml"
-        # In quotes, so that no key reads as a number.
+        # Quotes keep a key from being read as a number.
         atomic_file.write(file, f'{spec.key_option}: "{key.reveal()}"\n'.encode())
         return (*argv, "--config", str(file))
 

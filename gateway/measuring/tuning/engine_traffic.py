@@ -37,8 +37,8 @@ _WARMUP_S = 60.0
 class _Readings:
     """The readings of one engine.
 
-    new_stretches: since the last report.
-    is_reported: at least once.
+    new_stretches: the number of stretches since the last report.
+    is_reported: whether its stretches were reported at least once.
     """
 
     names: Mapping[str, str] | None = None

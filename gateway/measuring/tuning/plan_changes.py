@@ -45,7 +45,7 @@ class PlanChange(NamedTuple):
     """A wish to try.
 
     change: the difference from the wish before.
-    reason: of the trial.
+    reason: the reason for the trial.
     """
 
     change: str

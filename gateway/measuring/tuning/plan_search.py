@@ -52,9 +52,9 @@ log = Logger("fitserve.tuning")
 _POLL_S = 0.1
 # Seconds for each number of concurrent requests.
 _MEASUREMENT_S = 5.0
-# Of a better plan, which the next changes are made from.
+# A plan with this gain is better, and the next changes are made from it.
 _GAIN = 1.03
-# So many changes in a row without a gain end the search.
+# This many changes in a row without a gain end the search.
 _PATIENCE = 6
 # Measurements of one plan that requests of clients may interrupt.
 _TRIES = 3

@@ -25,7 +25,7 @@ from gateway.models.catalog.hub_cache import COMMIT
 from gateway.secret import Secret, secret_text
 from gateway.worker_process import kill, spawn
 
-# Not imported: code that reads models stays out of the gateway's process.
+# This module is not imported: code that reads models stays out of the gateway's process.
 _PROGRAM = "gateway.models.catalog.fetch"
 # Lines of progress that a rate covers; a line comes every second.
 _RATE_SAMPLES = 10

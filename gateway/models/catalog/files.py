@@ -83,7 +83,7 @@ class Folder:
     def _open_file(self, name: str) -> Iterator[tuple[int, int]]:
         location = self.location(name)
         try:
-            # Without O_NONBLOCK a named pipe would block.
+            # A named pipe would block without O_NONBLOCK.
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 status = os.fstat(descriptor)

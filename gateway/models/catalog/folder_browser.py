@@ -35,8 +35,8 @@ class FolderRow(NamedTuple):
 class FolderList(NamedTuple):
     """The folders in a folder, by name.
 
-    path: of the folder; "": the folders are the roots.
-    parent: of the folder; "": the roots.
+    path: the path of the folder; "": the folders are the roots.
+    parent: the path of the parent folder; "": the roots.
     is_cut: there are more.
     """
 

@@ -219,8 +219,8 @@ class Hub:
     def list_models(self, query: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of the Hub's list of models, without formats of other engines.
 
-        query: as `HfApi.list_models` of huggingface_hub sends it; empty values are left out. `tags`
-        of a row are texts. Raises BadModel, HubUnreachable.
+        query: the query in the form that `HfApi.list_models` of huggingface_hub sends; empty values
+            are left out. The `tags` of a row are strings. Raises BadModel, HubUnreachable.
         """
         from huggingface_hub import constants
 
@@ -301,7 +301,7 @@ class Hub:
 
     @property
     def auth(self) -> str | bool:
-        # With None the library would look for a token of the gateway's user.
+        # The library would look for a token of the gateway's user if it got None.
         return self.token.reveal() if self.token is not None else False
 
     @property

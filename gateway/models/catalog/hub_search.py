@@ -57,13 +57,13 @@ _DEPTH, _MAX_FOLDERS = 3, 2000
 class FoundModel(NamedTuple):
     """A model that a search found.
 
-    name: of its repository, or its folder.
-    source: for a wish.
+    name: the name of its repository, or its folder.
+    source: the value of `source` in a wish.
     base: the repository whose weights are quantized here; "": unknown, or none.
     downloads: a day, of the last 30 days or since the repository is there.
     parameters: 0: unknown.
-    created: in the form of ISO 8601; "": unknown.
-    is_for_code: by its name or tags.
+    created: the date in ISO 8601; "": unknown.
+    is_for_code: whether its name or tags say that the model writes code.
     """
 
     name: str

@@ -49,7 +49,7 @@ class CacheReader:
     def read_file(self, path: str) -> bool:
         """Bring a file into the page cache. Returns whether the next file is due."""
         try:
-            # Without O_NONBLOCK a named pipe would block.
+            # A named pipe would block without O_NONBLOCK.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return True
@@ -64,7 +64,7 @@ class CacheReader:
 
     def _read(self, descriptor: int, size: int) -> bool:
         pending_offsets: deque[int] = deque()
-        # Else each look at the cache would make the kernel read ahead.
+        # Each look at the cache would make the kernel read ahead otherwise.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         for begin, end in _blocks(descriptor, size):
             if self.read + self.cached_bytes + end - begin > self._most_bytes or _is_cancelled():

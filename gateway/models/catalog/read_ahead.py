@@ -30,9 +30,9 @@ class ReadAhead(NamedTuple):
 def files_of_weights(folder: Path, prefix: str, load_format: str) -> list[Path]:
     """The files that an engine reads, in its order.
 
-    prefix: of the names of files that it reads alone (`EngineKind.weights_prefix`). load_format:
-    "": the engine's default. A loader that does not read safetensors through the page
-    cache has none, and neither has a broken folder.
+    prefix: the beginning of the names of the only files that it reads
+    (`EngineKind.weights_prefix`). load_format: "": the engine's default. A loader that does not
+    read safetensors through the page cache has none, and neither has a broken folder.
     """
     if load_format not in SAFETENSORS_FORMATS:
         return []

@@ -22,8 +22,9 @@ class Built(FrozenRecord, frozen=True):
     modules: last names of the modules that a checkpoint stores for it, where they differ.
     experts: number of experts; 0: an ordinary layer.
     bias: whether the layer has a bias, sharded like its outputs.
-    units: of each part, how many the ranks share, repeated where ranks outnumber them (1: whole on
-        every rank; 0: any number); (): as `heads` and `kv_heads` say.
+    units: the number of units of each part that the ranks share; units repeat where ranks
+        outnumber them (1: whole on every rank; 0: any number). (): the numbers follow from `heads`
+        and `kv_heads`.
     is_exact: products are float32, and weights too where no kernel multiplies narrower weights so.
     """
 

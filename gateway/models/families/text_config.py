@@ -12,7 +12,7 @@ from gateway.models.families.field_names import LAYER_COUNT, TEXT_CONFIGS
 class Text(NamedTuple):
     """The part of a config that describes the text model, and whether it stands inside another.
 
-    inner_fields: that part alone; `fields` completes it by the rest of the file.
+    inner_fields: the part for text; `fields` adds the rest of the file.
     """
 
     fields: Fields

@@ -15,7 +15,7 @@ _STEPS = 64
 class NodeKind(FrozenRecord, frozen=True):
     """Nodes with equal machines, those to prefer first.
 
-    hardware, promised_bytes: of the first node, with the least free memory of all.
+    hardware, promised_bytes: the values of the first node, with the least free memory of all nodes.
     """
 
     nodes: tuple[Node, ...]

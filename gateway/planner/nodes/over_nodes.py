@@ -46,7 +46,8 @@ def decide_over_nodes(
 ) -> Decision:
     """All plans for a cluster, best first; with one node those of its machine.
 
-    inputs: of any of the nodes; each node's machine takes the place of theirs. Raises as `decide`.
+    inputs: the planning input of any node; each node's own machine replaces its machine. Raises as
+        `decide`.
     """
     nodes = _wished_nodes(cluster.nodes, inputs.wish)
     wish = inputs.wish.evolve(gpus="all") if isinstance(inputs.wish.gpus, tuple) else inputs.wish

@@ -13,7 +13,7 @@ def pod_plan(plan: Plan, leader: str, pod_index: str) -> Plan:
     """The first copy of a plan over nodes, whose later nodes have equal flags.
 
     leader: the address of the first pod, for the others.
-    pod_index: the index of a pod in its group.
+    pod_index: the position of a pod in its group.
 
     Both are variables, `$(NAME)`. The first pod names itself by the variable of its own address,
     since sockets listen at no name.

@@ -36,7 +36,7 @@ def kv_offload(
 ) -> Choice[int | float]:
     """GiB of RAM; 0: none.
 
-    copies: of the engine on the machine.
+    copies: the number of engines of this model on the machine.
     sleeps: whether it is made so that it can sleep.
     """
     if OFFLOAD_FLAG in candidate.args:

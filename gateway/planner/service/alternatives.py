@@ -35,7 +35,7 @@ _FORMLESS_VERDICTS = {
     "unsupported_platform",
     "bad_flag",
 }
-# As quantization tools write them, with the most of the weights kept first.
+# These are the forms that quantization tools write. The forms with the most bits come first.
 _SHAPES: dict[str, dict[str, Any]] = {
     "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
     "AWQ or GPTQ 4-bit": {

@@ -108,8 +108,8 @@ class PlanAnswer(NamedTuple):
 class SearchRequest(NamedTuple):
     """A search for models, with the machine that they are judged for.
 
-    words, use, limit, folders: as ModelSearch.
-    held_bytes: by GPU UUID, of engines of this gateway; they count as free.
+    words, use, limit, folders: the fields of ModelSearch.
+    held_bytes: bytes that this gateway's engines hold, by GPU UUID; these bytes count as free.
     """
 
     words: str

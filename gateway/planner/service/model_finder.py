@@ -56,12 +56,12 @@ class JudgedModel(FrozenRecord, frozen=True):
     """A model with the planner's verdict.
 
     form: the quantization of its weights.
-    tokens_s: of one request alone; None: unknown.
+    tokens_s: speed of a single request; None: unknown.
     why: the refusal; "": it fits.
-    weights_bytes: of all ranks.
-    rank: among the forms of its base.
-    size: in bytes with 16-bit weights.
-    is_short: of context or speed for a suggestion.
+    weights_bytes: bytes of the weights on all ranks.
+    rank: its position among the forms of its base model.
+    size: bytes of the model with 16-bit weights.
+    is_short: whether context or speed is too low for a suggestion.
     """
 
     name: str
@@ -96,10 +96,10 @@ _ORDER_FIELDS = {"rank", "size", "is_short"}
 class ModelSearch(NamedTuple):
     """A search.
 
-    words: in the names; "": any.
+    words: the words that a model's name contains; "": any name.
     use: None is any.
     limit: models of the Hub, of its cache, and of the folders, each.
-    folders: on this machine, with models.
+    folders: folders of models on this machine.
     parameters: the fewest and the most of a model of the Hub.
     asks_hub: the Hub is searched, else the folders alone.
     """

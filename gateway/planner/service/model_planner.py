@@ -65,7 +65,7 @@ class WishedModel(NamedTuple):
 
     @classmethod
     def read(cls, wish: Wish, hub: Hub) -> Self:
-        """hub: at the commits of the wish. Raises BadModel."""
+        """hub: the Hub client, pinned to the commits of the wish. Raises BadModel."""
         files = gather(
             wish.source or "",
             wish.revision,
@@ -98,9 +98,9 @@ class ModelPlanner:
     ) -> ModelPlanning:
         """The planning of this request. Raises NoPlan if no engine for the model can start.
 
-        facts: also stale ones, or of other machines.
+        facts: all facts, including stale ones and those of other machines.
         startable: engine versions that may start; None for every version.
-        model_name: for messages.
+        model_name: the name of the model in messages.
         """
         wish, profiles, spec = request.wish, self.profiles, model.spec
         machine = request.machine or profiles.hardware(request.machine_name)

@@ -20,7 +20,8 @@ class _Seat:
     """A model with its plan.
 
     cap: the most bytes that it may take, for the sake of others.
-    kept_bytes: of each device after its gift; None: as planned.
+    kept_bytes: bytes that the model keeps on each device after it gave memory away; None: the
+        planned bytes.
     """
 
     wish: Wish
@@ -49,7 +50,7 @@ class Neighbourhood:
     """A machine whose models are planned beside each other.
 
     decide: the decision for a request.
-    name: of a machine other than this one; "": this one.
+    name: the name of another machine; "": this one.
     """
 
     decide: Callable[[PlanRequest], Decision]

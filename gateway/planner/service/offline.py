@@ -107,7 +107,8 @@ class OfflinePlanner:
     """Plans by the profiles, without a running gateway. Each model is read once."""
 
     def __init__(self, profiles: Profiles, hub: Hub, settings: Settings | None = None) -> None:
-        """settings: for this machine's GPUs and RAM, and the environment of engines; None: none."""
+        """settings: settings of this machine's GPUs, its RAM and the environment of engines; None:
+        none."""
         self.profiles = profiles
         self._hub = hub
         self._settings = settings
@@ -167,7 +168,8 @@ class OfflinePlanner:
     ) -> Decision:
         """The decision for a machine, as `machine` reads it.
 
-        include_alternatives: without a plan, the forms of the model that would fit.
+        include_alternatives: whether a decision without a plan lists forms of the model that would
+            fit.
         """
         return self.decide_on(wish, *self.machine(hardware), include_alternatives)
 

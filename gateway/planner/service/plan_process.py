@@ -41,7 +41,8 @@ from gateway.worker_process import kill, spawn
 
 log = Logger("fitserve.planning")
 
-# For one request, without its wait. Headers of a thousand files at a far Hub come in a minute.
+# The limit of one request, without its wait. Headers of a thousand files at a far Hub come in a
+# minute.
 PATIENCE_S = 180.0
 # Requests that may wait before a preview is refused.
 MAX_WAITING_PLANS = 8
@@ -132,8 +133,8 @@ class PlanProcess:
         child, self._child = self._child, None
         assert child is not None  # noqa: S101
         with suppress(TimeoutError):
-            # Not killed at once: `kill` looks for a living child, and would lose the code of a
-            # dead one.
+            # The child is not killed immediately: `kill` looks for a living child, and would lose
+            # the code of a dead one.
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 return await child.wait()
         return await kill(child)

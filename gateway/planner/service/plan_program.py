@@ -60,7 +60,8 @@ _MEMORY_ERROR = BadModel(
         " of the weights."
     ),
 )
-# As `fitserve plan`: a plan makes a few hundred thousand objects, nearly none of them in cycles.
+# The same holds for `fitserve plan`: a plan makes a few hundred thousand objects, nearly none of
+# them in cycles.
 _OBJECTS = 100_000
 
 

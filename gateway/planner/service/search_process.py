@@ -18,7 +18,7 @@ from gateway.planner.service.messages import (
 from gateway.planner.service.plan_process import planning_error, read_frame, start_child
 from gateway.worker_process import kill
 
-# For one search, without its wait: the reads, then the plans.
+# The limits of one search, without its wait: for the reads, then for the plans.
 _PATIENCE_S = 300.0
 # Searches that may wait for the running one.
 _MAX_WAITING_SEARCHES = 3
@@ -42,7 +42,7 @@ class SearchProcess:
     async def search(self, request: SearchRequest, name: str = "") -> dict[str, Any]:
         """The answer of `search_models`. Cancellation ends the child.
 
-        name: for `progress`. Raises BadRequest, BadModel, Busy.
+        name: the name of the search in `progress`. Raises BadRequest, BadModel, Busy.
         """
         if self._waiting_count > _MAX_WAITING_SEARCHES:
             raise Busy(

@@ -41,7 +41,7 @@ class Leaver(NamedTuple):
     """A copy of a model that could leave.
 
     copies: number of copies of the model.
-    held_bytes: by GPU UUID.
+    held_bytes: bytes that the copy holds, by GPU UUID.
     engine: the attempt that can sleep; None if its engine cannot.
     """
 
@@ -72,7 +72,7 @@ def leave_offers(awake_copies: Iterable[Leaver], asleep_copies: Iterable[Leaver]
     """The offers to sleep or stop, in the order in which they are taken.
 
     Models that can sleep offer that first. Stops come last, those of sleeping models first.
-    awake_copies: in the order of eviction.
+    awake_copies: the copies that are awake, in the order of eviction.
     """
     first: list[Offer] = []
     last = [
@@ -96,7 +96,7 @@ def bytes_promised_away(
 ) -> dict[str, int]:
     """Bytes of a sleeping engine that others were promised since, by GPU UUID.
 
-    promised_bytes: to the other engines.
+    promised_bytes: bytes promised to the other engines.
     """
     missing_bytes: dict[str, int] = {}
     for gpu in machine.gpus:

@@ -21,7 +21,7 @@ _SIZES = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "
 def interrupted_plan(attempts: Sequence[Attempt]) -> Plan | None:
     """The last plan that served, if only causes outside of plans ended the attempts since.
 
-    attempts: of one copy by its present wish, oldest first; all have ended.
+    attempts: the ended attempts of one copy for its present wish, oldest first.
     """
     for attempt in reversed(attempts):
         if attempt.failure is None or not is_environmental(attempt.failure):

@@ -119,8 +119,8 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
     The cap of its last capped plan; or the memory that it took when it last served, if other models
     accepted caps for its sake since.
 
-    attempts: of the model by its present wish, oldest first.
-    caps: of all other models the last cap of each copy.
+    attempts: the attempts of the model for its present wish, oldest first.
+    caps: the last cap of each copy of every other model.
     """
     capped_attempt, served_attempt, name = None, None, ""
     for attempt in attempts:

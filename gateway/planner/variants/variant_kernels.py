@@ -20,7 +20,7 @@ from gateway.planner.variants.shared_layouts import SharedLayouts
 class VariantKernels:
     """The kernels and backends that an engine version chooses, kept for all variants.
 
-    env: of the engine.
+    env: the environment of the engine.
     canonical: the user's flags by the planner's names.
     """
 

@@ -46,7 +46,7 @@ _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 class VariantPlanner:
     """Plans single variants of one engine version, through all gates.
 
-    gaps: where answers of the engine contradict the rules.
+    gaps: the contradictions between answers of the engine and the rules.
     """
 
     def __init__(self, kernels: VariantKernels) -> None:
@@ -145,7 +145,7 @@ class VariantPlanner:
     def _sized_plan(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of a candidate with known kernels. Raises Refused.
 
-        batch: without the drafter.
+        batch: the batch without the drafter.
         """
         evidence, facts = candidate.evidence, self.inputs.facts
         refusal: Refused | None = None
@@ -322,8 +322,8 @@ class VariantPlanner:
                 "fact",
                 evidence=evidence,
             )
-        # With another driver or image nothing is proved; facts of another digest are not among
-        # these.
+        # A start with another driver or image proves nothing. Facts about another digest are left
+        # out before.
         verified = any(
             fact.kind == "plan_verified" and _drop_digest(fact) == plan.under for fact in facts
         )

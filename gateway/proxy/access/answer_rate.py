@@ -29,7 +29,7 @@ class AnswerRate:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # By caller: when all its requests so far would be over at PER_S.
+        # The time at which all requests of a caller so far would be over at PER_S, by caller.
         self._over_at: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def wait_s(self, key: str, address: str) -> float:

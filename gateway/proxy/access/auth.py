@@ -37,8 +37,8 @@ _LONG_KEY_CHARACTERS = 32
 _NO_DIGEST = bytes(32)
 _DAY_S = 86_400
 _ACCESS_HEADERS = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site"})
-# Of the header Sec-Fetch-Site: a request by a program, by the address line, or by our own page. A
-# browser sends it even where it sends no Origin, as for images and links.
+# Values of the header Sec-Fetch-Site: a request by a program, by the address bar, or by our own
+# page. A browser sends it even where it sends no Origin, as for images and links.
 _OWN_SITES = frozenset({None, b"none", b"same-origin"})
 
 
@@ -57,7 +57,7 @@ class Key:
 
     models: the models that the caller may use, None for all.
     limit: None for no limits.
-    priority: of its requests; a smaller number goes first.
+    priority: the priority of its requests; a smaller number goes first.
     ends_at: Unix time of its end.
     """
 

@@ -69,7 +69,7 @@ class Endpoint:
         )
 
 
-# By task: the work of the model, and the path of its requests.
+# The work of the model and the path of its requests, by task.
 _TASKS = {
     "generate": ("generates text", "Use /v1/chat/completions or /v1/completions."),
     "transcribe": ("writes speech as text", "Use /v1/audio/transcriptions."),

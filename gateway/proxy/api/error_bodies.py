@@ -15,7 +15,7 @@ def _kinds(kind: type[FitserveError] = FitserveError) -> Iterable[type[FitserveE
 
 
 _TEXT = {"type": "string"}
-# By the name of the schema. `FitserveError.envelope` and `gateway.proxy.api.protocol.envelope` make
+# Schemas by name. `FitserveError.envelope` and `gateway.proxy.api.protocol.envelope` make
 # these bodies.
 ERROR_SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": {

@@ -16,7 +16,7 @@ _CHAT = "Clients call /v1/chat/completions."
 _NO_IMAGES = "Images are not made here."
 _NO_FILES = "Files are not kept here. Clients send each request to /v1/chat/completions."
 
-# By route, alone or as the first part of a longer one: what to do here.
+# Hints by route; a route may also be the first part of a longer one.
 _HINTS = {
     # llama-swap
     "/running": "`fitserve ps` and GET /admin/models list the loaded models.",

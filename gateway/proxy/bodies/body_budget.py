@@ -82,7 +82,7 @@ class BodyBudget:
         self._by_account: Counter[str] = Counter()
         self._shares: dict[BodyOwner, _Share] = {}
         self._growing: dict[BodyOwner, _Share] = {}  # owners of incomplete bodies, the oldest first
-        # By key the owner that exceeds the free memory.
+        # The owner that exceeds the free memory, by key.
         self._owners_beyond_limit: dict[str, BodyOwner] = {}
         self._waiting_count = 0
 

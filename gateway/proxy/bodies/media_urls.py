@@ -16,8 +16,8 @@ import msgspec
 from gateway.decoding import DECODE_ERRORS
 from gateway.errors import BadRequest
 
-# A body with neither has no media to fetch. Of texts without such a slash SGLang opens at most
-# files in the engine's own folder.
+# A body with neither has no media to fetch. SGLang reads a text without such a slash
+# only as a file in the engine's own folder.
 _MARK = re.compile(rb'/(?:(?<=[:"./]/)|\.\.)').search
 _ESCAPE = re.compile(rb"\\[u/]").search
 _SLASH, _BACKSLASH = b"/\\"

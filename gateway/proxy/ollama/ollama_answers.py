@@ -187,7 +187,7 @@ def models(
 ) -> dict[str, Any]:
     """The answer of /api/tags, or of /api/ps.
 
-    facts: by name.
+    facts: the cards of models, by name.
     now: Unix seconds.
     """
     rows = []
@@ -221,7 +221,7 @@ def _stay_fields(facts: ModelCard, now: float) -> dict[str, Any]:
     return {
         "size": memory,
         "size_vram": memory if facts.is_on_gpu else 0,
-        # At the latest: after the next request it stays as long again.
+        # The time is an estimate: the next request keeps the model for as long again.
         "expires_at": time_text(now + min(stays_s, _CENTURY_S)),
     }
 

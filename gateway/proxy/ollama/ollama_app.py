@@ -136,7 +136,8 @@ class _OllamaCall:
     async def answer(self) -> None:
         """Answer the request. Raises FitserveError and OSError."""
         path = self._path
-        # Before the body is read: a stranger's is not kept and parsed.
+        # The check comes before the body, so that the body of a stranger is neither kept nor
+        # parsed.
         try:
             admit(self._caller, dict(self._headers))
         except FitserveError as error:

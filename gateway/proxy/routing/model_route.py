@@ -32,7 +32,8 @@ class RoutedReplica:
     key_line: the key as a line of a request's head.
     is_remote: not started by this gateway, and perhaps another gateway.
     thoughts: the name of thoughts in its chat answers.
-    priority_factor: of a priority for its own queue; 0: that has no order by priority.
+    priority_factor: the factor of a priority in the engine's own queue; 0: that queue ignores
+        priorities.
     """
 
     url: str

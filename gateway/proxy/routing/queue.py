@@ -68,7 +68,7 @@ class Queue:
     def __init__(self) -> None:
         self.waits_by_request: dict[QueueWait, float] = {}
         self.rate = DequeueRate()
-        # By priority and caller, each in order of arrival.
+        # The waits of each priority and caller, in order of arrival.
         self._lines: dict[tuple[int, str], dict[QueueWait, None]] = {}
         self._admissions = 0
         self._last_turns: dict[str, int] = {}

@@ -74,7 +74,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Configuration of a worker.
 
     control: path of the control process's socket.
-    limits: of this worker.
+    limits: the limits of this worker.
     workers: number of all.
     grace_s: time to finish at the end.
     tls: the certificate in use.
@@ -130,7 +130,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
 class Report(msgspec.Struct, frozen=True, tag=True):
     """State of a worker.
 
-    loads: by replica id.
+    loads: the load of each replica, by its id.
     samples: all its metrics, None: unchanged.
     tables: number of route tables applied.
     waiting: models with waiting requests, and the seconds of the oldest.

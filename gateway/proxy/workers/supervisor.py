@@ -85,7 +85,7 @@ class _Worker:
     sent_loads: dict[str, int] | None = None  # last sent
     tables_sent: int = 0  # route tables sent
     tables_applied: int = 0  # route tables that it has applied
-    # By model, the start of the wait by the clock of this process.
+    # The start of the wait by the clock of this process, by model.
     waiting_since: dict[str, float] = field(default_factory=dict)
     # The queries are unanswered.
     queries: deque[asyncio.Future[RequestsReport]] = field(default_factory=deque)
@@ -104,9 +104,9 @@ class Workers:
         control: Path,
         usage: UsageCounter,
     ) -> None:
-        """limits: of the whole gateway.
+        """limits: the limits of the whole gateway.
         memory: shared by workers.
-        listeners: of each worker.
+        listeners: the listening sockets of each worker.
         control: path of the control process's socket.
         usage: gets their counts.
         """

@@ -165,7 +165,7 @@ def view(
     """The view of a model.
 
     attempts: those remembered, oldest first.
-    shows_all: with the plan.
+    shows_all: whether the view contains the plan.
     """
     state, detail = status(model)
     loaded_model = next(

@@ -21,7 +21,7 @@ from gateway.proxy.metrics.counters import Sample
 from gateway.supervision import SupervisedTask
 
 _READ_S = 10.0
-# With very many engines, each is read less often.
+# Each engine is read less often if there are very many.
 _MAX_READS_PER_S = 10
 _TIMEOUT_S = 5.0
 # vLLM writes 100 KB for a model with one rank.
@@ -142,7 +142,7 @@ def _series_values(
     use = series.pop("kv_use", None)
     values = {**(sum_series(body, engine.counters) or {}), **(sum_series(body, series) or {})}
     if use is not None and (fullest := highest(body, use)) is not None:
-        # Of several ranks the fullest limits the engine.
+        # The fullest rank limits the engine.
         values["kv_use"] = fullest
     drafted = values.get("drafted", 0.0) - former_values.get("drafted", 0.0)
     if drafted > 0 and "accepted" in values:

@@ -57,7 +57,7 @@ class PageFiles:
     """The files of the page, as they are sent.
 
     index: the HTML with the addresses of the other files.
-    contents: by path below the folder.
+    contents: bytes of each file, by its path below the folder.
     compressed: both, by gzip.
     index_headers: they permit the one script in the HTML.
     """

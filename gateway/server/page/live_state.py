@@ -130,7 +130,7 @@ class LiveReplica(TypedDict):
     """A replica.
 
     phase: step of its start.
-    progress: of a download.
+    progress: the state of a download.
     bytes: memory that its engine may use on each of its GPUs.
     """
 
@@ -368,7 +368,7 @@ def start_steps(
 ) -> list[LiveStep]:
     """The phases that began, in that order, then the expected ones after the present one.
 
-    seconds, expected_seconds: by phase.
+    seconds, expected_seconds: the measured and the expected time of each phase.
     current_phase: the phase that runs, or None.
     now: Unix seconds.
     """

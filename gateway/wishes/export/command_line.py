@@ -22,7 +22,7 @@ def command_line(start: EngineStart) -> list[str]:
         f"127.0.0.1:{start.port}:{start.port}",
     ]
     if start.gpus:
-        # In quotes of its own: Docker reads the value as CSV.
+        # The value has its own quotes because Docker reads it as CSV.
         arguments += ["--gpus", f'"device={",".join(start.gpus)}"']
     for mount in start.mounts:
         arguments += [

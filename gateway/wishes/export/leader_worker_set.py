@@ -21,8 +21,8 @@ def leader_worker_set(
     """The LeaderWorkerSet and the Service of its first pods.
 
     address: variable for the address of a pod.
-    pods: of one engine.
-    copies: of the engine.
+    pods: the number of pods of one engine.
+    copies: the number of copies of the engine.
     """
     labels = {"app.kubernetes.io/name": leader.name}
 

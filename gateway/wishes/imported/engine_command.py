@@ -53,9 +53,9 @@ _TEXT_FIELDS = {"model": "source", "model-path": "source", "revision": "revision
 class EngineCommand(NamedTuple):
     """A command line that starts an engine.
 
-    kind: of the engine.
-    image: of its container; "": none.
-    words: before the engine's flags.
+    kind: the kind of the engine.
+    image: the image of its container; "": none.
+    words: the words before the engine's flags.
     flags: words of its flags.
     """
 
@@ -68,7 +68,7 @@ class EngineCommand(NamedTuple):
 class ImportedFields(NamedTuple):
     """The options of a command line as fields of a wish.
 
-    fields: of a wish.
+    fields: the fields of a wish.
     notices: settings without an equal, and the remedies.
     """
 

@@ -125,9 +125,9 @@ class EngineKnowledge(NamedTuple):
     """The facts about engines that the readers need.
 
     engines: the newest version by kind.
-    closing_reason: of flags that users may not give.
+    closing_reason: a function that says why users may not give a flag.
     engine_of: the engine `kind==version`; raises NotFound.
-    has_gpu: on the machine for which the file is read.
+    has_gpu: whether the machine for which the file is read has a GPU.
     """
 
     engines: Mapping[str, Engine]
@@ -139,8 +139,8 @@ class EngineKnowledge(NamedTuple):
 def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModels | None:
     """The models of a file, by its content; None: it is none of the three kinds.
 
-    name: of the file, which names the model of a Modelfile. Raises BadRequest for a file of models
-    or services that is no YAML.
+    name: the name of the file, from which the model of a Modelfile is named. Raises BadRequest for
+    a file of models or services that is no YAML.
     """
     document = read(text)
     data = document.data if isinstance(document.data, dict) else {}

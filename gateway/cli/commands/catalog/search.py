@@ -123,7 +123,7 @@ def _judged_models(
         changes = sys.stderr.isatty()
 
         def report(phase: str, count: int, total: int) -> None:
-            # In a pipe each phase is one line.
+            # Each phase is one line in a pipe.
             if total and (changes or not count):
                 count_words = f"{count} of " if changes else ""
                 show_status(f"{phase.capitalize()} {count_words}{plural(total, 'model')}")

@@ -34,7 +34,7 @@ ANSWER: dict[str, Any] = {
 }
 _TOOL_SPEC = {"name": TOOL, "description": "The weather of a city now.", "parameters": ARGUMENTS}
 _TOOLS = [{"type": "function", "function": _TOOL_SPEC}]
-# Without it, engines hold a call to its form only, and not to its schema (vllm 0.33.0
+# Engines without it check only the form of a call and not its schema (vllm 0.33.0
 # tool_parsers/structural_tag_registry.py).
 _STRICT_TOOLS = [{"type": "function", "function": {**_TOOL_SPEC, "strict": True}}]
 _WEATHER_QUESTION = "What is the weather in Paris now, in celsius? Use the tool."

@@ -20,7 +20,7 @@ _FILE = re.compile(r"([0-9a-f]{64})\.jinja")
 class Chosen(NamedTuple):
     """A chat template. text: for the choice of parsers; None: there is no template.
 
-    digest: of the text that the engine is given; None: the engine uses the model's own.
+    digest: the digest of the text that the engine is given; None: the engine uses the model's own.
     """
 
     choice: Choice[str]

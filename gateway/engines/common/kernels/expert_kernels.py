@@ -109,7 +109,7 @@ class MoeRules(RuleFile):
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
     # The keys are values of --moe-backend. Their checks hold for every GPU and any method.
     forced_requires: dict[str, tuple[Check, ...]] = Field(default_factory=dict)
-    # By scheme, the values of --moe-backend that the engine takes and no rule describes. The key
+    # The values of --moe-backend that the engine takes and no rule describes, by scheme. The key
     # "*" has those of all schemes that a method does not list.
     undescribed: dict[Kind, tuple[str, ...]] = Field(default_factory=dict)
     variables: tuple[VariableEffect, ...] = ()  # kernels as `backends`, or words of --moe-backend

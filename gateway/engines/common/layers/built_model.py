@@ -30,7 +30,7 @@ class Linear:
     is cut as the outputs are: not at all where `shard` cuts the inputs.
 
     is_exact: its products are float32.
-    numbers: which of the model's layers they are in.
+    numbers: the numbers of the model's layers that contain them.
     """
 
     name: str

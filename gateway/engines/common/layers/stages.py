@@ -22,10 +22,10 @@ from gateway.engines.common.layers.built_model import BuiltModel, Linear
 # Stacks whose layers are split, in every family; towers are elsewhere.
 _STACKS = ("model.layers.", "language_model.model.layers.")
 _LAST_NORMS = ("model.norm", "language_model.model.norm")
-# In `Engine.every_stage`, instead of names.
+# `Engine.every_stage` holds this value instead of names.
 EVERY_ARCHITECTURE = "*"
-# Of models whose layers have inputs of their own. All that are published let later layers read the
-# KV caches of earlier ones too.
+# Models with this weight have separate inputs for each layer. In all published ones, later layers
+# also read the KV caches of earlier layers.
 _LAYER_INPUTS = "embed_tokens_per_layer.weight"
 _HEADS = ("lm_head.weight", "lm_head.weight_scale", "lm_head.bias")
 

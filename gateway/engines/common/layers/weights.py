@@ -141,8 +141,8 @@ def linears_bytes(
 def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None = None) -> int:
     """Bytes of these parameters on one rank. The engine keeps the dtype of the tensor.
 
-    kv_heads: for a checkpoint's own tensor, whose floats the engine casts to `dtype`; ranks beyond
-    the number of KV heads hold one head each.
+    kv_heads: the number of KV heads for a checkpoint's own tensor, whose floats the engine casts to
+    `dtype`; ranks beyond the number of KV heads hold one head each.
     """
     cast = not tensor.dtype or (kv_heads and tensor.dtype in _FLOATS)
     item_bytes = _ITEM_BYTES[dtype] if cast else _STORED_ITEM_BYTES.get(tensor.dtype, 1)
@@ -357,7 +357,7 @@ def _zeros(
     if not scheme.layout and scheme.symmetric:
         return 0
     if is_expert and scheme.layout == "gptq" and NO_GROUP_INDEX not in traits:
-        # As many numbers of the model's dtype as there should be packed ones:
+        # The engine makes as many numbers of the model's dtype as there should be packed ones:
         # quantization/gptq_marlin.py, w13_qzeros.
         return scales * scheme.bits // 32 * item_bytes
     return scales * scheme.bits // 8

@@ -20,8 +20,8 @@ class CountedCache(FrozenRecord, frozen=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one more token of a long request."""
-        # Of long requests, where windows are full and states are paid; the last point is the
-        # longest request, no whole block.
+        # Long requests count, where windows are full and states are included. The last point is
+        # left out: the longest request may not fill its last block.
         points = self.answer.needed[len(self.answer.needed) // 2 : -1] or self.answer.needed
         if len(points) < 2:
             return 0

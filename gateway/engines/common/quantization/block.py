@@ -100,7 +100,7 @@ class Block(FrozenRecord, frozen=True):
     renames: (checkpoint, engine) module paths of the engine's model class.
     packed_names: the checkpoint's modules with packed integers, if `headers_read` (layer numbers
         may be `*`).
-    traits: of the engine version.
+    traits: the traits of the engine version.
     """
 
     config: Mapping[str, Any]

@@ -179,7 +179,7 @@ def _scheme_with_activations(
 ) -> Scheme | None:
     """The scheme of weights whose activations are quantized too; None: no rules for it.
 
-    strategy: of the weights, with the engine's default.
+    strategy: the strategy of the weights, or the engine's default.
     """
     dynamic = bool(acts.get("dynamic"))
     is_symmetric = weights.get("symmetric", True) is not False
@@ -278,7 +278,7 @@ def mxfp8(block: Block) -> Quantization:
 class _Exclusions(NamedTuple):
     """The layers that ModelOpt left out, by the engine's names.
 
-    entries: as the checkpoint has them.
+    entries: the patterns as the checkpoint writes them.
     prefixes: the same, where `path*` is the module and all below it, as an engine reads it that
         renames a family's modules.
     has_stars: both differ.

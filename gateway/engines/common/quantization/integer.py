@@ -30,7 +30,7 @@ def _integer_scheme(
     layout: str, bits: object, group: object, symmetric: object, act_order: object = False
 ) -> Scheme:
     group = number(group, -1)
-    # With one group per channel the order of rows makes no difference. Source: gptq_marlin.py.
+    # The order of rows makes no difference with one group per channel. Source: gptq_marlin.py.
     is_ordered = bool(act_order) and group != -1
     return make_scheme(
         "wna16", number(bits), group, symmetric=bool(symmetric), act_order=is_ordered, layout=layout
@@ -75,8 +75,8 @@ def _unquantized_checkpoint(block: Block) -> Quantization | None:
 class _ListedLayers(NamedTuple):
     """The layers that a checkpoint names.
 
-    listed_names: by config.json.
-    packed_names: by its headers.
+    listed_names: the layers that config.json lists.
+    packed_names: the layers that are packed by the headers of the files.
     has_head: the head is quantized too.
     """
 

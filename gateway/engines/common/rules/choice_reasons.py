@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def choice_reason(names: Sequence[str], flag: str = "") -> str:
     """The reason for the first of these names that accepts the layers.
 
-    names: in the engine's order.
-    flag: of the command line, which limits the names; "": none does.
+    names: the names in the engine's order.
+    flag: the flag of the command line that limits the names; "": no flag does.
     """
     if flag:
         return f"`{flag}` names it"

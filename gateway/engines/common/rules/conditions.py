@@ -284,7 +284,7 @@ def _block_groups(layer: LinearShape, allowed_sizes: tuple[int, ...]) -> str:
 
 
 def _n_packs(layer: LinearShape, _: bool) -> str:
-    # Of bits that do not divide 32, which only several words hold whole: Fraction(32,
+    # A number of bits that does not divide 32 needs several words: Fraction(32,
     # bits).numerator in gptq.py.
     packs = 32 // math.gcd(32, max(layer.scheme.bits, 1))
     remainder = layer.n % packs

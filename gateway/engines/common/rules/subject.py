@@ -15,8 +15,8 @@ AttentionRole = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 class AttentionQuery(NamedTuple):
     """Attention of one layer on one rank (vLLM), or of a whole model (SGLang). None: not known.
 
-    kind: with `mla`, `head_dim` is latent_dim + rope_dim; `nope_dim` and `value_dim` are of the
-    uncompressed heads. Encoders differ by `role`.
+    kind: the kind of layer. With `mla`, `head_dim` is latent_dim + rope_dim; `nope_dim` and
+    `value_dim` are of the uncompressed heads. Encoders differ by `role`.
     causal: False for a decoder layer that sees ahead, as in a DFlash drafter.
     """
 

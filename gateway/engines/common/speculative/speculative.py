@@ -32,8 +32,8 @@ from gateway.models.drafter import Drafter
 from gateway.models.families.config import Fields
 from gateway.models.rank import Rank
 
-# Where no config names a number: few, because each refused token is work lost. Users measure and
-# set their own.
+# The number where no config names one. A small number is best, because each refused token is lost
+# work. Users measure and set their own.
 _TOKENS = 3
 # The n-grams that the engine looks up are this long when nothing is set (prompt_lookup_max in
 # vllm/config/speculative.py).

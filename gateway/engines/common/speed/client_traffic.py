@@ -26,19 +26,19 @@ from gateway.engines.common.speed.machine import SpeedKnowledge, machine_of
 from gateway.engines.common.speed.step import StepClock
 from gateway.models.rank import Rank
 
-# By the names of Engine.counters. Some engines omit a counter until its first count.
+# Counts by the names of Engine.counters. Some engines omit a counter until its first count.
 Counts = Mapping[str, float]
-# Many more than an engine has of one name: a series for each of its ranks and each kind of request.
+# An engine has far fewer series of one name: one for each rank and kind of request.
 _MAX_SERIES = 256
 _MAX_VALUE = 1e15
 # Less tells of the first and the last request more than of the pace.
 _MIN_ANSWER_TOKENS, _MIN_STEPS = 256.0, 64.0
-# So many stretches, of which the middle half differ by less.
+# The figures need this many stretches, and the middle half of them must differ by less than this.
 MIN_STRETCHES = 3
 _STEADY_RATIO = 1.25
 # A request alone has at most so many beside it.
 _SINGLE_REQUEST = 1.5
-# Of shorter prompts the first token tells of the engine's programs more than of reading.
+# The first token of a shorter prompt says more about the engine's overhead than about prefill.
 _MIN_PROMPT, _LONG_PROMPT = 1024, 8192
 # Where a tenth of the prompt was in a cache, reading took less than is expected of it.
 _MAX_CACHED_SHARE = 0.1

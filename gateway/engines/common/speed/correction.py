@@ -19,14 +19,14 @@ from gateway.domain import Estimate, Fact, LayerAttention, LayerKernel, Plan, Sp
 if TYPE_CHECKING:
     from gateway.domain import Bench
 
-# The fields of Speed that are measured. Of rates more is better, of seconds less.
+# The fields of Speed that are measured. A higher rate is better, and so is a shorter time.
 FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")
 _SCOPE_NAMES = ("device", "engine", "kernel", "attention", "ranks", "basis", "figure")
 _BENCH_SOURCE = "; fitserve bench, "
 # Fields that must always agree. Expectations of another basis differ: corrections of data sheets do
 # not hold for measured figures.
 _EQUAL_NAMES = ("device", "engine", "basis")
-# From the nearest to the widest: names of the scope that have to agree.
+# Names of the scope that have to agree, from the nearest to the widest.
 _NEAR_SCOPES = (("kernel", "attention", "ranks"), ("kernel",), ())
 _NEARNESS = ("plans with its kernels and ranks", "plans with its kernels", "plans of its engine")
 # A measurement that differs by more says that something else was measured.

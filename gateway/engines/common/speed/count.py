@@ -92,7 +92,7 @@ def rank_work(
 
     kernels: layer, scheme, kernel.
     formats: scheme -> format of its products on this GPU; a missing one is 16-bit.
-    names: of kernels with known speed.
+    names: the names of kernels with known speed.
 
     A layer of unknown size is left out.
     """
@@ -152,8 +152,8 @@ def _work(
 class _Multiplication(NamedTuple):
     """How one rank multiplies.
 
-    kernels: by layer and scheme.
-    formats: as in `rank_work`.
+    kernels: the kernel of each layer and scheme.
+    formats: the formats as in `rank_work`.
     experts_per_token: 0 for a dense model.
     """
 

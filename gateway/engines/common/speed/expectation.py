@@ -25,7 +25,7 @@ class PlanLoad(NamedTuple):
 
     concurrency: simultaneous requests, over all `replicas`.
     seqs, tokens: the maximum of one step of a replica.
-    kv_tokens: of its cache; 0: the cache does not grow.
+    kv_tokens: tokens that its cache holds; 0: the cache does not grow.
     context: the longest request.
     """
 

@@ -27,7 +27,7 @@ class Wire(FrozenRecord, frozen=True):
     """The connection between the ranks of a plan.
 
     bytes_s: one direction of the slowest GPU.
-    latency_s: between two ranks.
+    latency_s: the latency between two ranks.
     more_s: added by each further rank, if messages pass from rank to rank.
     """
 
@@ -133,10 +133,10 @@ NO_NAMES = KernelNames()
 class SpeedTable(Value):
     """Shares of the peaks of GPUs that engines reach (profiles/speed.yaml), fitted to measurements.
 
-    kernels: by a part of the kernel's name; the first match counts.
+    kernels: shares by a part of the kernel's name; the first match counts.
     experts: the same for products of experts.
     layer_s: cost of one layer beside its products with CUDA graphs.
-    eager_layer_s: without graphs, without experts.
+    eager_layer_s: time of a layer without graphs and without experts.
     graph_tokens_of: kinds of engines with graphs for all batches up to this many tokens, at most
         twice the requests of a step.
     prompt_graphs_since: first versions with graphs of prompts.
@@ -144,16 +144,16 @@ class SpeedTable(Value):
         batch.
     step_of: step_s of kinds with another value.
     separate_of: kinds with steps of only prompts or only decoding.
-    first_s: of a request before its prompt is computed.
-    admit_s: of each of several requests that begin together.
-    small_cache: for attention on an 8-bit KV cache.
+    first_s: time of a request before its prompt is computed.
+    admit_s: time for each of several requests that begin together.
+    small_cache: shares for attention on an 8-bit KV cache.
     narrow: share of FLOP/s with heads of 64 elements or fewer.
     rdma, sockets: all-reduces between nodes, with RDMA and without. None: no speed of an engine
     over nodes is known.
-    stage_s: of a message to the next stage.
+    stage_s: time of a message to the next stage.
     stage_wait: slowdown of stages that work together.
     band: relative error of the figures; docs/speed.md has the distribution.
-    reference: if missing, measurements of a GPU are not comparable.
+    reference: the figures of a good GPU. Without them, measurements of a GPU are not comparable.
     """
 
     source: str
@@ -210,7 +210,7 @@ class SpeedTable(Value):
         return KernelNames(tuple(self.kernels), tuple(self.expert_kernels))
 
     def part(self, name: str, *, experts: bool) -> Part:
-        """name: as `names` has it."""
+        """name: the form of the name in `names`."""
         known_parts, other_part = (
             (self.expert_kernels, self.experts) if experts else (self.kernels, self.dense)
         )
@@ -239,7 +239,7 @@ def machine_of(
 
     has_direct_links: they read each other's memory.
     """
-    # Without a measurement of each card, cards of one model count as equal.
+    # Cards of one model count as equal unless each card was measured.
     kinds: dict[tuple[str, int | None], Gpu] = {}
     for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
@@ -299,8 +299,8 @@ def machine_of_span(
 ) -> Machine | None:
     """The machine of a group of ranks as a part of several nodes.
 
-    machine: of one group of ranks. None: nothing is known of the network, on which the speed
-    depends.
+    machine: the machine of one group of ranks. None: the network, on which the speed depends, is
+        unknown.
     """
     wire = node_wire(span.network, table)
     if wire is None:
@@ -322,7 +322,7 @@ class _Peaks(FrozenRecord, frozen=True):
     """The peaks of one GPU, as on a data sheet.
 
     card: None where there is none.
-    measured: which were measured, and the day.
+    measured: the figures that were measured, and the day.
     """
 
     memory: float
@@ -348,8 +348,8 @@ def _peaks_of(gpu: Gpu, pace: SpeedKnowledge, measured_rates: Measured) -> _Peak
 
     memory = card.memory_gb_s * 1e9 if card else None
     for product, formats in _FORMATS.items():
-        # Of a card without a data sheet something is better than nothing, though parts of it are a
-        # little less.
+        # A measurement is better than nothing for a card without a data sheet, though it is a
+        # little below the peak.
         number = measured_rates.number(gpu, product)
         part = reference.part(product) if reference else 1.0 if card is None else None
         if number is None or part is None:

@@ -16,7 +16,7 @@ from gateway.domain.wish import Goal
 KNEE = math.log2(1.25)
 # The same for throughput, which asks for the machine's whole speed: 2 ** 0.15 is a ninth.
 _KNEE_OF_THROUGHPUT = 0.15
-# Beside other models a plan is as good as the work of each of its GPUs.
+# A plan that shares the machine with other models is judged by the work of each of its GPUs.
 SHARED_GPU_DISCOUNT = 1.0
 # Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
 # estimate.
@@ -49,9 +49,9 @@ def plan_outcome(
 ) -> PlanOutcome:
     """Results of `count` replicas of a plan.
 
-    gpus: of one replica.
+    gpus: the number of GPUs of one replica.
     tokens_needed: useful tokens of KV cache; more do not count.
-    groups: of ranks of one replica, with a KV cache each.
+    groups: the number of groups of ranks in a replica; each has a KV cache.
     """
     held_tokens = memory.kv_tokens * count * groups
     kept_tokens = min(held_tokens, tokens_needed) if memory.kv_bytes_per_token else tokens_needed

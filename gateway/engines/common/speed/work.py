@@ -13,12 +13,12 @@ class Product(NamedTuple):
     """All linear layers of one kind on one rank.
 
     layers: their number.
-    bytes: of their weights.
+    bytes: bytes of their weights.
     flops, passed_bytes: FLOP, and bytes of inputs and outputs, of one token.
     experts: each token uses `per_token` of them; 0: all weights.
     dealt: number of ranks over which whole experts are spread; 1: each is split.
     multiplied: the format.
-    kernel: as in KernelNames.
+    kernel: the name of a kernel in KernelNames.
     """
 
     layers: int
@@ -49,12 +49,12 @@ class Product(NamedTuple):
 class AttentionWork(NamedTuple):
     """Attention layers of one kind on one rank.
 
-    token_bytes: of the KV cache for each token of context; `window` tokens count.
+    token_bytes: bytes of the KV cache for each token of context; at most `window` tokens count.
     state_bytes: read and written for each request of any length.
     has_8_bit_cache: the cache has 8 bits.
     is_narrow: heads have 64 elements or fewer.
-    flops: of one token with one token of its context.
-    prompt_flops: of a prompt, if they differ.
+    flops: operations of one token with one token of its context.
+    prompt_flops: operations of a prompt, if they differ.
     """
 
     token_bytes: float

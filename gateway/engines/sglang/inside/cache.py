@@ -32,7 +32,7 @@ def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dic
         return _min_bytes(lambda pool_bytes: _pool_tokens(counter, pool_bytes) >= tokens)
 
     pages = max(1, -(-longest_context // page))
-    # Of two long pools, so that windows are full and fixed costs are paid.
+    # Both pools are long, so that windows are full and fixed costs are included.
     one_page_bytes, two_pages_bytes = bytes_for(pages * page), bytes_for(2 * pages * page)
     block = max(1, math.ceil((two_pages_bytes - one_page_bytes) / pages))
     fixed_bytes = max(0, one_page_bytes - pages * block)

@@ -151,7 +151,7 @@ def _set_groups(
 ) -> None:
     """Groups of which only the size is real: the first rank of each, in this stage.
 
-    tp: of all `dp` groups together.
+    tp: the number of ranks of all `dp` groups together.
     cp: ranks that share an attention's context.
     """
     sizes = {

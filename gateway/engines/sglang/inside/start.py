@@ -19,7 +19,7 @@ from .attention import backends_of, record_backends
 from .cache import pool_tokens
 from .model import arguments_of, configured_of, meta, model_of, resolve_argument
 
-# Of this engine these stages are never run.
+# These stages of this engine are never run.
 _SKIPPED_STAGES = ("constructors of attention backends", "capture of CUDA graphs")
 
 

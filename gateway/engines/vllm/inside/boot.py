@@ -196,7 +196,7 @@ def imagine(capability: tuple[int, int], memory_bytes: int, count: int, name: st
     """`current_platform` is `count` GPUs of this capability from now on, also for modules that have
     it by name."""
     platforms: Any = importlib.import_module("vllm.platforms")
-    # Without NVML this module defines a platform that asks torch.cuda.
+    # This module defines a platform that asks torch.cuda where NVML is missing.
     base: Any = importlib.import_module("vllm.platforms.cuda").NonNvmlCudaPlatform
     device: Any = importlib.import_module("vllm.platforms.interface").DeviceCapability(*capability)
     answers = {

@@ -136,7 +136,7 @@ def built_of(
     """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises
     the engine's errors.
 
-    is_served: by its API server, whose batches have other defaults.
+    is_served: whether the engine's API server serves the model; its batches have other defaults.
     """
     torch: Any = importlib.import_module("torch")
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")

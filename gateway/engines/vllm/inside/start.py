@@ -19,7 +19,7 @@ from ...inside.stages import Start
 from . import answers
 from .model import arguments_of, built_of, given_arguments, parse_arguments, prepare
 
-# Of this engine these stages are never run.
+# These stages of this engine are never run.
 _SKIPPED_STAGES = ("measurement of memory", "capture of CUDA graphs")
 # Packages of the extra `audio`.
 _SOUND_PACKAGES = ("soundfile", "av", "soxr")

@@ -20,8 +20,8 @@ class ProcessStart:
 
     identity: changes when the environment is installed anew.
     key_env: the variable with the engine's key, which only the engine gets.
-    exit_file: for its exit code.
-    forked_calls, kernel_warmups, kernel_builds: as LaunchSpec has them.
+    exit_file: the file for its exit code.
+    forked_calls, kernel_warmups, kernel_builds: the fields of LaunchSpec.
     """
 
     engine: str

@@ -73,7 +73,7 @@ def main(folder: Path, restarts: int) -> None:
 class ForkServer:
     """Answers requests, one after the other. Forks engines, and notes how they end.
 
-    changes: of the environment by imports, as changes() says.
+    changes: the changes that imports make to the environment, as changes() returns them.
     """
 
     def __init__(self, folder: Path, watch: ImportWatch, changes: dict[str, str | None]) -> None:
@@ -280,7 +280,7 @@ def run(argv: list[str]) -> None:
 
         setproctitle.setproctitle(" ".join(argv))
     if (numpy := sys.modules.get("numpy")) is not None:
-        # Else two forks would draw the same numbers. Python's own generator does so by itself.
+        # Two forks would draw the same numbers otherwise. Python reseeds its own generator.
         numpy.random.seed()
     sys.orig_argv[:] = argv
     if option == "-m":
