@@ -30,7 +30,7 @@ def read_file(path: Path | str, most_bytes: int) -> bytes:
 
 
 class FileReader(Generic[Result]):
-    """Calls of one function beside the event loop. A call that hangs keeps neither the caller nor
+    """Calls of one function outside the event loop. A call that hangs keeps neither the caller nor
     the end of the process waiting, and there is at most one."""
 
     def __init__(self, read: Callable[[], Result], patience_s: float = PATIENCE_S) -> None:

@@ -246,7 +246,7 @@ class Settings(BaseModel):
         description="largest request body; all bodies together use about twice this in memory",
     )
     max_connections: int = Field(
-        2048, ge=1, description="most connections of clients at once; more get 503"
+        2048, ge=1, description="most concurrent connections of clients; more get 503"
     )
     max_connections_per_address: int = Field(
         1536,
@@ -282,7 +282,7 @@ class Settings(BaseModel):
         ge=0,
         description=(
             "requests that may wait for a model; 0: none; default: twice the requests that its"
-            " engines run at once, at least 128"
+            " engines run concurrently, at least 128"
         ),
     )
     queue_timeout_s: float = Field(

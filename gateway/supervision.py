@@ -1,7 +1,7 @@
 """Work that restarts after unexpected errors, which are logged and reported.
 
 The rest before a restart doubles with each error in a row. A random part prevents that many tasks
-with the same error restart at once.
+with the same error restart immediately.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SupervisedTask:
         return self._task.done()
 
     async def close(self) -> None:
-        """End the work at once. Errors of the work are not raised here."""
+        """End the work immediately. Errors of the work are not raised here."""
         self._task.cancel()
         await asyncio.wait({self._task})
         if not self._task.cancelled():

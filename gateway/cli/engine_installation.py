@@ -197,7 +197,7 @@ def _package_sources(wheels: Path | None) -> dict[str, str]:
 
 
 def find_uv() -> str:
-    """The path of uv: beside this Python, or on PATH. Raises InstallFailed."""
+    """The path of uv: next to this Python, or on PATH. Raises InstallFailed."""
     bundled_uv = Path(sys.executable).parent / "uv"
     program = str(bundled_uv) if bundled_uv.is_file() else shutil.which("uv")
     if program is None:

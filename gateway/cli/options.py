@@ -147,7 +147,7 @@ Speculative = Annotated[
 ]
 DraftTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Tokens that are drafted at once, with --speculative or --drafter."),
+    typer.Option(min=1, help="Tokens in each draft, with --speculative or --drafter."),
 ]
 Hardwares = Annotated[
     str | None,

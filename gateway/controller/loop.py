@@ -172,7 +172,7 @@ class Loop:
         self._wake.set()
 
     def _publish_new_model(self) -> None:
-        """Publish a new model at once, so that it is not unknown to its first client."""
+        """Publish a new model immediately, so that it is not unknown to its first client."""
         if self._instances is not None:
             self._publish_routes(self._instances)
 

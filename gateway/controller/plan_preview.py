@@ -57,7 +57,7 @@ class PlanPreview:
         return await self._planner.preview(request)
 
     async def plan_trial(self, model: ManagedModel, wish: Wish, *, keeps_model: bool) -> PlanResult:
-        """The plan for this wish beside the model's engines, or in the place of all of them. Raises
+        """The plan for this wish next to the model's engines, or in place of all of them. Raises
         BadModel and its kin."""
         request = PlanRequest(
             self._fleet.wish_beside_others(wish),

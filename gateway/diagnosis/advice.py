@@ -1,6 +1,6 @@
 """The advice in a message: settings to change, their limits, and packages to install. Pure.
 
-A flag or a setting counts only where a version of the engine has it, and only beside a word that
+A flag or a setting counts only where a version of the engine has it, and only next to a word that
 asks for a change. Two settings with a comparison between them are a limit of each other. A message
 may hold words of a model's author, so a package counts only where an engine itself names it.
 """

@@ -438,7 +438,7 @@ def _lever_steps(levers: Sequence[Lever], case: Case, *, leads: bool) -> tuple[s
 def _steps_and_advice(
     row: FailureSignature | Remedy, kind: Remedy, levers: Sequence[Lever], case: Case
 ) -> tuple[tuple[str, ...], str]:
-    """The steps for a case, the most specific first, and the one that stands beside its message.
+    """The steps for a case, the most specific first, and the one that is shown with its message.
 
     A row with a text and steps of its own needs neither the general steps nor other advice.
     """

@@ -327,7 +327,7 @@ class LogEvidence:
         if forms.WRAPPER.match(message):
             self.add_death(line.text, line.number)
         elif self.add_hint(message, line.text, line.number, line.process) or self._records:
-            return  # beside records the line may be the rest of one
+            return  # next to records the line may be the rest of one
         elif worded := forms.PYTHON.match(message.strip()):
             shape = Shape(worded.lastgroup or "", message.strip(), (), phase)
             self.add(FailureCandidate.unproven(line.text, line.number, shape))

@@ -1,4 +1,4 @@
-"""Flags that an engine refused, beside those that its versions have. Pure."""
+"""Flags that an engine refused, compared with those that its versions have. Pure."""
 
 from __future__ import annotations
 

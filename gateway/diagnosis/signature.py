@@ -233,7 +233,7 @@ class Feature(Value):
     frames: searched in each frame (`file:function`) of a traceback.
     reach: the number of frames that may lie further in, not counting frames that every call passes.
         Without it the feature may be anywhere on the stack.
-    standalone: it runs beside the model, so whatever fails in it is its own, and no part of the
+    standalone: it runs next to the model, so whatever fails in it is its own, and no part of the
         model is meant.
     options: options of which the start must have given one, as every start runs the code.
     faults: whether only faults of the program count, as other errors show here late.

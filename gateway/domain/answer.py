@@ -38,7 +38,7 @@ class AskedCache(Value):
     """The memory of one rank for sequences.
 
     block_bytes: one block of the pool.
-    aside: blocks that must be free beside the longest request.
+    aside: blocks that must be free in addition to those of the longest request.
     fixed: bytes outside the pool, for all requests.
     needed: (tokens, bytes) of one request.
     state_bytes: bytes of the cache for one state of recurrent layers; 0: no layer has a state.

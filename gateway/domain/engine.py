@@ -26,7 +26,7 @@ class Flag(Value):
 
 
 class Install(Value):
-    """The recipe of an engine's environment: a lock file beside its profile, or packages."""
+    """The recipe of an engine's environment: a lock file next to its profile, or packages."""
 
     python: str = Field(pattern=r"^3\.\d+$")
     lock: str | None = Field(

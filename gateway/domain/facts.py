@@ -42,8 +42,8 @@ class Fact(Value):
     engine_fails    this engine version fails with this capability, architecture, quantization or
                     model, or at this task
     needs_memory    `value` bytes of each device were in use before there was a KV cache
-    spare_memory    `value` more bytes of each device had to stay free beside the engine's share
-    beside_memory   a ready engine used `value` bytes more beside its share than planned
+    spare_memory    `value` more bytes of each device had to stay free outside the engine's share
+    beside_memory   a ready engine used `value` bytes more outside its share than planned
     peers_fail      these `gpus` cannot reach each other `by` a link of diagnosis/facts/peers.py
     sleep_works     an engine of this version on this device slept and freed its memory
     sleep_fails     the engine did not free its memory, or did not wake up

@@ -35,7 +35,7 @@ class Grant(Value):
     tokens_per_minute: int | None = Field(
         None, ge=1, le=_MAX_LIMIT, description="tokens of prompts and answers together"
     )
-    max_in_flight: int | None = Field(None, ge=1, le=_MAX_LIMIT, description="requests at once")
+    max_in_flight: int | None = Field(None, ge=1, le=_MAX_LIMIT, description="concurrent requests")
     priority_class: (
         PriorityClass | Annotated[int, Field(ge=FIRST_PRIORITY, le=LAST_PRIORITY, strict=True)]
     ) = Field(

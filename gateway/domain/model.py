@@ -61,7 +61,7 @@ class Recurrent(Value):
         None, description="dtype of the matrices, where the config names one (mamba_ssm_dtype)"
     )
     chunk: int | None = Field(
-        None, description="tokens that a mamba2 kernel takes at once (mamba_chunk_size, chunk_size)"
+        None, description="tokens in a chunk of a mamba2 kernel (mamba_chunk_size, chunk_size)"
     )
 
 
@@ -112,7 +112,7 @@ class Quant(Value):
     method: str
     config: dict[str, Any] = Field({})
     place: QuantPlace = Field(
-        "quantization_config", description="the field of config.json, or the file beside it"
+        "quantization_config", description="the field of config.json, or the file next to it"
     )
 
     @property
@@ -202,8 +202,8 @@ class ModelSpec(Value):
         (),
         exclude=True,
         description=(
-            "tokens that the tokenizer has beside its vocabulary, as far as its small files name"
-            " them"
+            "tokens that the tokenizer has in addition to its vocabulary, as far as its small "
+            "files name them"
         ),
     )
     answer_limit: int | None = Field(

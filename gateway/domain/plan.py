@@ -36,7 +36,7 @@ class Memory(Value):
     beside_bytes: int = Field(
         0,
         description=(
-            "bytes that it takes beside its budget: CUDA context, NCCL, graphs that it does not"
+            "bytes that it takes outside its budget: CUDA context, NCCL, graphs that it does not"
             " count"
         ),
     )
@@ -63,7 +63,7 @@ class Memory(Value):
     )
     full_requests: float = Field(
         0,
-        description="requests of the planned context that the KV cache holds at once;"
+        description="requests of the planned context that the KV cache holds together;"
         " 0: no cache limits them",
     )
 
@@ -86,9 +86,11 @@ class Speed(Value):
 
     stream: Estimate = Field(description="tokens/s of one request alone, after its first token")
     total: Estimate = Field(
-        description="tokens/s of `concurrency` requests at once, their prompts read meanwhile"
+        description="tokens/s of `concurrency` concurrent requests, their prompts read meanwhile"
     )
-    concurrency: int = Field(description="requests at once: as many as were asked for, and fit")
+    concurrency: int = Field(
+        description="concurrent requests: the wished number, or as many as fit"
+    )
     first_token_2k_s: Estimate = Field(
         description="seconds to the first token of a prompt of 2,048 tokens"
     )
@@ -205,7 +207,7 @@ class Question(Value):
 
 
 class Cap(Value):
-    """The share of each GPU that a model may use beside other models.
+    """The share of each GPU that a model may use next to other models.
 
     models: the others. Without any of them the cap is void.
     """
@@ -236,7 +238,7 @@ class NodeRanks(Value):
     env: dict[str, str] = Field(
         {},
         exclude_if=lambda variables: not variables,
-        description="variables of this node beside those of the plan",
+        description="variables of this node in addition to those of the plan",
     )
 
 
@@ -358,7 +360,7 @@ class Plan(Value):
 
     @property
     def at_once(self) -> int:
-        """Requests that one replica computes at once, in all its groups of ranks."""
+        """Requests that one replica computes concurrently, in all its groups of ranks."""
         return self.max_num_seqs.value * self.data_parallel.value
 
     @property

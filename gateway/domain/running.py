@@ -87,7 +87,7 @@ class LaunchSpec(Value):
     cache: str = Field(
         "",
         description=(
-            "hash of the plan's properties that compiled kernels depend on, beside image and"
+            "hash of the plan's properties that compiled kernels depend on, other than image and"
             " environment; empty: the kernels serve no other start"
         ),
     )
@@ -182,7 +182,7 @@ class Ability(Value):
 
 
 class Abilities(Value):
-    """The abilities of a model beside plain answers."""
+    """The abilities of a model other than plain answers."""
 
     tools: Ability = Field(
         Ability(), description="a call of a tool where the model sees fit (`tool_choice` auto)"
@@ -332,7 +332,7 @@ class Observation(Value):
 
 
 class BenchLevel(Value):
-    """A measurement with `concurrency` requests at once, each with another prompt.
+    """A measurement with `concurrency` concurrent requests, each with another prompt.
 
     seconds: the time of all requests together; the other times are those of single requests.
     """

@@ -25,8 +25,8 @@ class Policy(Value):
         ge=0,
         le=86400,
         description=(
-            "how long a request waits for the model to become ready; 0: refused at once, or where"
-            " the model is loaded on request as long as its start may take"
+            "how long a request waits for the model to become ready; 0: refused immediately, or "
+            "where the model is loaded on request as long as its start may take"
         ),
     )
     keep_alive: Duration | None = Field(
@@ -166,12 +166,12 @@ class Wish(Value):
     goal: Goal = Field(
         "balanced",
         description=(
-            "goal of the model: answers of one user (latency), of many at once (throughput), long"
-            " ones (context), conversations that return (agents), or all"
+            "goal of the model: answers of one user (latency), of many concurrent ones "
+            "(throughput), long ones (context), conversations that return (agents), or all"
         ),
     )
     concurrency: int | None = Field(
-        None, ge=1, le=65536, description="requests at once that are expected; None: by the goal"
+        None, ge=1, le=65536, description="concurrent requests that are expected; None: by the goal"
     )
     gpus: Literal["all", "few"] | Annotated[int, Field(ge=1, le=1024)] | tuple[str, ...] | None = (
         Field(
@@ -179,7 +179,7 @@ class Wish(Value):
             description=(
                 "all, few, how many, or which GPUs the model takes (UUIDs, or their numbers as"
                 " nvidia-smi has them, which are kept as UUIDs); None: as many as help, or few"
-                " beside other models"
+                "  next to other models"
             ),
         )
     )
@@ -237,7 +237,7 @@ class Wish(Value):
         ),
     )
     num_speculative_tokens: int | None = Field(
-        None, ge=1, le=64, description="tokens drafted at once; None: what the drafter names"
+        None, ge=1, le=64, description="tokens in each draft; None: what the drafter names"
     )
     check: bool = Field(
         True,

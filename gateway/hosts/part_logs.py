@@ -24,7 +24,7 @@ class _Mark(Enum):
 
 
 class PartLogs:
-    """Reads the logs of all parts at once.
+    """Reads the logs of all parts concurrently.
 
     A part that ends leaves the others waiting for ever, so their logs have no end. A look at their
     processes takes the same way as their lines, and as long on a busy machine. So last words are

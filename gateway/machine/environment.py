@@ -103,7 +103,7 @@ def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
 def variables(program: str, home: Path) -> dict[str, str]:
     """The environment variables for a program of an engine."""
     env = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-    # Helpers of the engine (such as ninja) are beside its python.
+    # Helpers of the engine (such as ninja) are next to its python.
     env["PATH"] = f"{Path(program).parent}:{env.get('PATH', os.defpath)}"
     env["HOME"] = str(home)
     env["PYTHONUNBUFFERED"] = "1"

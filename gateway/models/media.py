@@ -1,4 +1,4 @@
-"""Kinds of media that a model takes beside text. Pure.
+"""Kinds of media other than text that a model takes. Pure.
 
 Source: get_supported_mm_limits of the processing class of each architecture, vLLM 0.33.0, 0.30.0,
 0.26.0 and 0.19.1 (vllm/model_executor/models). Other architectures are read by their config.
@@ -131,7 +131,7 @@ _DEPTH = 3
 
 
 def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kinds of content beside text, of image, video and audio. Empty: the model reads text."""
+    """The kinds of content other than text: image, video and audio. Empty: the model reads text."""
     names = config.get("architectures")
     blocks = list(_nested_configs(config, _DEPTH))
     named_kinds = [

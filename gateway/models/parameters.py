@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.domain import ModelSpec
 
-# Tensors beside the weights of a quantized layer: scales, zero points, order, constants.
+# Tensors of a quantized layer other than its weights: scales, zero points, order, constants.
 _SIDE_NAMES = (
     "scale",
     "scales",

@@ -1,4 +1,4 @@
-"""The quantization block of a checkpoint, in config.json or in a file beside it. Pure.
+"""The quantization block of a checkpoint, in config.json or in a file next to it. Pure.
 
 The places in the order of engines, of which the first with a block counts. Sources: get_config in
 vllm/transformers_utils/config.py:953 and get_quantization_config in
@@ -62,7 +62,7 @@ def _config_quant(location: QuantPlace, fields: Fields, files: Files) -> Quant:
         raise fields.field_error(name, "an object with a `quant_method`")
     if not _is_plain(block):
         raise fields.field_error(name, "plain JSON")
-    # DeepSeek-V4 has the dtype of its experts beside the block. Source:
+    # DeepSeek-V4 has the dtype of its experts next to the block. Source:
     # vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
     experts = (
         {"expert_dtype": fields.config["expert_dtype"]}

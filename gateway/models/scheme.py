@@ -33,7 +33,7 @@ class Scheme(NamedTuple):
     act_order: bool = False  # GPTQ with desc_act
     static_activation: bool = False  # activations are scaled by the checkpoint, not per token
     weight_only: bool = False  # FP8 and FP4: activations stay 16-bit
-    # The packing format where it decides the tensors beside the weights. Default: wna16 of
+    # The packing format where it decides the tensors other than the weights. Default: wna16 of
     # compressed-tensors, mxfp4 of gpt-oss.
     layout: Literal["", "gptq", "awq", "mxfp4"] = ""
 

@@ -228,14 +228,14 @@ def pipeline_layers(spec: ModelSpec) -> int | None:
 
 
 def add_quant_files(spec: ModelSpec, files: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
-    """The model with the quantization that files beside config.json describe, by name. Raises
+    """The model with the quantization that files next to config.json describe, by name. Raises
     BadModel."""
     top = Fields(spec.config, spec.source)
     quant = quant_of(top, _text_config(top), files)
     floats = spec.tensors_from == "headers" and all(
         group.dtype in _FLOATS for group in spec.tensors
     )
-    # Files for other programs may have stayed beside weights that are not quantized.
+    # Files for other programs may have stayed next to weights that are not quantized.
     return spec if quant is not None and quant.is_unread and floats else spec.evolve(quant=quant)
 
 

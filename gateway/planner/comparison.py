@@ -1,4 +1,5 @@
-"""The first plan's number of GPUs beside the neighbouring numbers, in figures. Pure."""
+"""A comparison of the first plan's number of GPUs with the next smaller and larger numbers.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[Rejected]) -> str
 
     plans: best first. The first plan is compared with the best plan of the neighbouring numbers,
     and with another layout on as many GPUs. The figures are always its gains over the other plan:
-    `4 over 2: +38% alone, +37% with 32 at once; 4 over 8: -8% alone, -13% with 32 at once`.
+    `4 over 2: +38% alone, +37% with 32 concurrent; 4 over 8: -8% alone, -13% with 32 concurrent`.
     """
     if not plans or not plans[0].gpus:
         return ""
@@ -74,7 +75,7 @@ def gains(plan: Plan, base: Plan) -> str:
         speed, base_speed = plan.speed, base.speed
         sentences.append(f"{_gain_text(speed.stream.value, base_speed.stream.value)} alone")
         if speed.concurrency > 1:
-            at_once = f"with {speed.concurrency:,} at once"
+            at_once = f"with {speed.concurrency:,} concurrent"
             sentences.append(f"{_gain_text(speed.total.value, base_speed.total.value)} {at_once}")
     context, base_context = plan.max_model_len.value, base.max_model_len.value
     if context != base_context:
@@ -95,7 +96,7 @@ def _gain_text(value: float, base: float) -> str:
 
 
 def _request_capacity(plan: Plan) -> str:
-    """Whole contexts that fit at once, in all copies together."""
+    """Whole contexts that fit into all copies together."""
     copies = plan.replicas.value * plan.data_parallel.value
     requests = (plan.memory.full_requests or 0) * copies
     # Three digits of a small number, and no exponent of a large one.
@@ -122,7 +123,7 @@ def _plan_figures(plan: Plan) -> str:
     sentences = []
     if speed is not None:
         sentences.append(f"{speed.stream.value:,g} tokens/s alone")
-        sentences.append(f"{speed.total.value:,g} with {speed.concurrency:,} at once")
+        sentences.append(f"{speed.total.value:,g} with {speed.concurrency:,} concurrent")
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
         count = _request_capacity(plan)

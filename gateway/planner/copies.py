@@ -89,7 +89,7 @@ def copies(
     gain = speed_of_most.total.value / single_speed.total.value
     reason = (
         f"{limit_of_machine} copies on {size * limit_of_machine} GPUs answer {gain:.1f} times as"
-        f" much as one, with {speed_of_most.concurrency} requests at once"
+        f" much as one, with {speed_of_most.concurrency} concurrent requests"
     )
     return int_choice(limit_of_machine, reason, "speed model"), speed_of_most
 

@@ -237,7 +237,7 @@ def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
 def _crowding_refusal(plan: Plan, solo_plan: Plan) -> Rejected:
     weights = "weights halved to fp8 and " if plan.quantizes_weights else ""
     reason = (
-        f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context,"
+        f"next to other models it would have {weights}{plan.max_model_len.value} tokens of context,"
         f" and {solo_plan.max_model_len.value} without them: there is too little room for it. To"
         " accept this, pass --context N or --arg quantization=fp8"
     )

@@ -145,7 +145,7 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
     """The expected speed of the plan: each figure with its name and band."""
     rows = [
         ("one request", f"{_estimate_text(speed.stream)} tokens/s"),
-        (f"{speed.concurrency:,} at once", f"{_estimate_text(speed.total)} tokens/s in all"),
+        (f"{speed.concurrency:,} concurrent", f"{_estimate_text(speed.total)} tokens/s in all"),
         ("first token, 2k", f"{_estimate_text(speed.first_token_2k_s)} s"),
     ]
     long_estimate = speed.first_token_32k_s
@@ -212,11 +212,11 @@ def rival_words(rival: Rival) -> str:
         return ""
     extra = f" ({changes(plan)})" if changes(plan) else ""
     return (
-        f"It gives {served_speed.stream.value:,g} tokens/s alone and {served_speed.total.value:,g}"
-        f" of {served_speed.concurrency} at once ({served_speed.grade}). {plan.engine} with"
-        f" {layout_of(plan)}{extra} should give {rival_speed.stream.value:,g} and"
-        f" {rival_speed.total.value:,g} of {rival_speed.concurrency} ({rival_speed.grade}):"
-        f" {rival.gain:.2f} times as good for what the model is for."
+        f"It gives {served_speed.stream.value:,g} tokens/s alone and {served_speed.total.value:,g} "
+        f"with {served_speed.concurrency} concurrent requests ({served_speed.grade}). "
+        f"{plan.engine} with {layout_of(plan)}{extra} should give {rival_speed.stream.value:,g} "
+        f"and {rival_speed.total.value:,g} with {rival_speed.concurrency} ({rival_speed.grade}): "
+        f"{rival.gain:.2f} times as good for what the model is for."
     )
 
 

@@ -275,7 +275,7 @@ def longer_variants(
 def smaller(
     variant: Variant, engine: Engine, args: Collection[str], reason: str
 ) -> Iterator[Variant]:
-    """The variants that give up one thing: requests at once, then KV precision or graphs.
+    """The variants that give up one thing: concurrent requests, then KV precision or graphs.
 
     Flags of the user stay.
     """
@@ -285,7 +285,7 @@ def smaller(
         yield variant.add_change(
             "small",
             True,
-            f"fewer requests at once, which leaves memory for long ones: {reason}",
+            f"fewer concurrent requests, which leaves memory for long ones: {reason}",
             "memory model",
         )
         return
@@ -319,7 +319,7 @@ def _half_cache(
 
 def _stages(refusal: Refused, max_stages: int) -> list[int]:
     """The numbers of stages worth a look: the least that could hold the weights, one more for
-    memory beside them, and all GPUs."""
+    memory besides them, and all GPUs."""
     memory = refusal.evidence.memory
     capacity = memory.budget_bytes - memory.overhead_bytes if memory else 0
     min_stages = (
@@ -331,8 +331,8 @@ def _stages(refusal: Refused, max_stages: int) -> list[int]:
 
 
 def _is_near(refusal: Refused) -> bool:
-    """Whether the weights have room, so that less memory beside them may help. After a start that
-    took too much, "conservative" is the smaller variant."""
+    """Whether the weights have room, so that less memory for other things may help. After a start
+    that took too much, "conservative" is the smaller variant."""
     memory = refusal.evidence.memory
     return (
         memory is not None

@@ -13,7 +13,7 @@ from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrenc
 COMFORTABLE_CONTEXT = 32768
 # A context below this and below the wished one is no reason to keep the weights as they are.
 MIN_USEFUL = 4096
-# A budget that is cut to the need gets this part of the memory beside its KV cache in addition.
+# A budget that is cut to the need also gets this share of its other memory.
 UNCERTAINTY_PARTS = 20
 
 
@@ -48,7 +48,7 @@ def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
 
 
 class Batch(NamedTuple):
-    """Requests and tokens computed at once; `eager`: without CUDA graphs."""
+    """Requests and tokens of a step; `eager`: without CUDA graphs."""
 
     seqs: Choice[int]
     tokens: Choice[int]

@@ -36,7 +36,7 @@ _NOISE_BYTES = 64 * MIB
 # batch.
 _MIN_TOKENS = 2048
 _GRAPHS = bool_choice(False, GRAPHS_ARE_FASTER, "planner")
-# Requests at once of a plan that is short of memory.
+# Concurrent requests of a plan that is short of memory.
 _FEW_SEQS = 16
 # The planner's name of the flag for an engine's share of a GPU.
 _SHARE = "gpu-memory-utilization"
@@ -67,8 +67,8 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
 
 
 def _limits(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
-    """The budgets of a candidate, smallest first: its cap, its need beside others, the engine's
-    usual share, all that is free."""
+    """The budgets of a candidate, smallest first: its cap, its need next to other models, the
+    engine's usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual_budget = rules.budget(footprint, _comfortable_tokens(candidate))
     cap = _cap(candidate)
@@ -145,7 +145,7 @@ def _former_budget(footprint: Footprint, budget: Budget, restored: Plan) -> Budg
     """The former budget, to the byte. Raises Refused if others have some of it.
 
     A share is rounded from a size that differs a little at each reading. Another variant, with more
-    or less beside its budget, gets no more in all.
+    or less outside its budget, gets no more in all.
     """
     candidate = footprint.candidate
     rules = footprint.candidate.rules
@@ -175,7 +175,7 @@ def _former_budget(footprint: Footprint, budget: Budget, restored: Plan) -> Budg
 
 
 def _needed_budget(footprint: Footprint, batch: Batch, budget: Budget) -> Budget:
-    """The budget with as much KV cache as the wish needs, also in bytes beside neighbours: some
+    """The budget with as much KV cache as the wish needs, also in bytes next to neighbours: some
     requests with their whole context, and where memory is the host's a usual length for all."""
     candidate = footprint.candidate
     rules = footprint.candidate.rules
@@ -325,7 +325,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
                 f"{math.ceil((used_bytes - budget.bytes) / MIB)} MiB more than are available"
                 f" ({budget.limit_text})"
             )
-        reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {available_words}"
+        reason = f"{gib(used_bytes)} {verb_text} besides the KV cache, {available_words}"
         raise Refused(
             "no_memory", reason, "fact" if is_learned else "memory model", evidence=evidence
         )
@@ -509,13 +509,13 @@ def _eager_choice(candidate: Candidate, seqs: int) -> Choice[bool]:
     if candidate.variant.conservative:
         return bool_choice(True, "no graphs, because the plan with them failed", "fact")
     small_batch = (
-        "; of so few requests at once there are few sizes of them, which leaves memory"
+        "; so few concurrent requests need graphs of few sizes, which leaves memory"
         if candidate.variant.small
         else ""
     )
     for flag, size in candidate.rules.graph_flags(candidate, seqs).items():
         small_batch = (
-            f"; decoding gets them for the {size} planned requests at once (--{flag}={size})"
+            f"; decoding gets them for the {size} planned concurrent requests (--{flag}={size})"
         )
     return (
         bool_choice(False, f"{GRAPHS_ARE_FASTER}{small_batch}", "planner")
@@ -531,7 +531,7 @@ def _batched_tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     if is_smaller and all(
         group.kind in ("encoder", "vision") for group in candidate.built_model.attention
     ):
-        is_smaller = False  # it reads a whole input at once
+        is_smaller = False  # it reads a whole input in one step
     if is_smaller and variant.conservative:
         value = max(_MIN_TOKENS, value // 4)
         reason = "a smaller batch, because the plan with the usual one failed"
@@ -539,8 +539,8 @@ def _batched_tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     if is_smaller and variant.small and value > _MIN_TOKENS:
         value, (reason, source) = _MIN_TOKENS, variant.reasons["small"]
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing
-    # is left beside them.
+    # is left next to them.
     drafted = candidate.speculation.slots * seqs
     if value <= drafted:
-        return value + drafted, f"{reason}, beside {drafted} places for drafted tokens", source
+        return value + drafted, f"{reason}, plus {drafted} places for drafted tokens", source
     return value, reason, source

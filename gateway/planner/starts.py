@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Difference of two readings of unchanged memory.
 _NOISE_BYTES = 256 * MIB
-# CUDA's context: memory beside its share that an engine has before it compares the free memory.
+# CUDA's context: memory outside its share that an engine uses before it compares the free memory.
 _CONTEXT_BYTES = 512 * MIB
 # Disturbed starts in a row that cost nothing; later ones are failures like any other.
 _MAX_EXCUSES = 3

@@ -1,11 +1,11 @@
-"""The requests at once whose recurrent states fit into the planned KV cache. Pure.
+"""The concurrent requests whose recurrent states fit into the planned KV cache. Pure.
 
 A request of a model with recurrent layers (gated delta nets, Mamba, short convolutions, linear
 attention) keeps a state from its first token to its last. vLLM refuses to start with CUDA graphs
 for more requests than blocks, after loading and compiling (resolve_cudagraph_mode_and_sizes in
 vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). Requests
 that surely have no state are refused, those that may have none get a warning. SGLang
-computes fewer requests at once than it was told (resolve_max_num_reqs in
+computes fewer concurrent requests than its flag says (resolve_max_num_reqs in
 srt/mem_cache/kv_cache_configurator.py of 0.5.23), so that nothing is kept back for it.
 """
 
@@ -59,7 +59,7 @@ class _States(NamedTuple):
 def stateful_requests(
     footprint: Footprint, limit: Choice[int], budget_bytes: int
 ) -> tuple[Choice[int], str]:
-    """The requests at once, `limit` at most, and a warning if the user asked for more; "".
+    """The concurrent requests, `limit` at most, and a warning if the user asked for more; "".
 
     Raises Refused where the engine would end for so many.
     """
@@ -99,7 +99,7 @@ def _ends_beyond_states(footprint: Footprint) -> bool:
 def limit_to_states(
     footprint: Footprint, planned_choice: Choice[int], kv_bytes: int
 ) -> Choice[int]:
-    """The requests at once, `planned_choice` at most: those with a state each in a cache that
+    """The concurrent requests, `planned_choice` at most: those with a state each in a cache that
     earlier starts corrected."""
     per_request = footprint.cache.states_per_request
     if not per_request or planned_choice.source == "user":
@@ -121,7 +121,8 @@ def _states_reason(footprint: Footprint, kv_bytes: int) -> str:
 def _search_requests(
     footprint: Footprint, states: _States, limit: int, budget_bytes: int
 ) -> tuple[int, _States]:
-    """The most requests that surely have a state each, and the states beside so many.
+    """The most requests that surely have a state each, and the states that fit in addition to
+    these.
 
     states: the states that fit in addition to those of `limit` requests. Fewer requests leave more
         memory for states.
@@ -175,7 +176,7 @@ def _round_down(requests: int) -> int:
 
 
 def _replace_requests(footprint: Footprint, requests: int) -> Footprint:
-    """The footprint with so many requests at once."""
+    """The footprint with this many concurrent requests."""
     return footprint.evolve(load=footprint.load._replace(seqs=requests))
 
 
@@ -184,5 +185,5 @@ def _excess_words(footprint: Footprint, cap: int, states: _States) -> str:
     return (
         f"--{flag}={cap} was set, and about {states.states} state blocks fit into"
         f" {gib(states.kv_bytes)} of KV cache: enough for"
-        f" {plural(states.expected_count, 'request')} at once"
+        f"  {plural(states.expected_count, 'concurrent request')}"
     )

@@ -366,7 +366,7 @@ def _entries_by_name(entries: Any) -> dict[str, Any]:
 
 @cache
 def shipped_profiles() -> Path:
-    """The folder of the shipped profiles: in the package, or beside it in a source checkout.
+    """The folder of the shipped profiles: in the package, or next to it in a source checkout.
 
     Raises SettingsError.
     """

@@ -6,7 +6,7 @@
     - same: 3-7                items 3 to 7 of the inherited list
     - like: 3                  item 3 with the other fields replaced; `without` removes fields
 
-A list without `same` and `like` replaces the inherited one. `sources.yaml` beside the rules says
+A list without `same` and `like` replaces the inherited one. `sources.yaml` next to the rules says
 where each was read: by file, keys, and numbers of list items.
 """
 

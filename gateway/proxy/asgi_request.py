@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("uvicorn.error")
 
-# Bytes of an answer of the gateway itself that are written at once. The client receives them before
-# the next.
+# Bytes of an answer of the gateway itself that are written in one piece. The client receives them
+# before the next.
 PIECE_BYTES = 64 * 1024
 
 

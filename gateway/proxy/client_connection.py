@@ -438,7 +438,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _close(self, *, discards_input: bool) -> None:
         """Close the connection after all written bytes. `discards_input`: the client may still
-        send; the kernel would drop the answer if the connection closed at once."""
+        send; the kernel would drop the answer if the connection closed immediately."""
         if discards_input and not self.transport.is_closing():
             self.is_discarding = True
             self._is_upload_paused = False
@@ -456,7 +456,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._stall = limits.Stall(self.transport, self._loop.time())
 
     def _abort(self) -> None:
-        """Close at once, and release the engine, which could write until the loop reports the
+        """Close immediately, and release the engine, which could write until the loop reports the
         lost connection."""
         request, self._current_exchange = self._current_exchange, None
         if request is not None:
@@ -500,7 +500,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Keep an idle connection for a short time only, because another gateway takes new
-        connections. A request already on its way would fail if it closed at once."""
+        connections. A request already on its way would fail if it closed immediately."""
         if not (
             self._reader.is_in_head
             or self._reader.is_in_body

@@ -608,7 +608,7 @@ class Exchange:
     # --- ends ---
 
     def _drop_engine(self) -> None:
-        """Drop the engine's connection at once."""
+        """Drop the engine's connection immediately."""
         if self._dial is not None:
             self._dial.cancel()
         if self._upstream is not None:

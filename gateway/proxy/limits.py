@@ -10,7 +10,7 @@
     the client takes no byte of its answer         STALL_S             closed
     the connection is kept, without a request      Limits.keep_alive_s closed
     the rest of a refused body is discarded        LINGER_S in all     closed
-    connections are refused, beside those kept     refusal_capacity    closed without a refusal
+    connections are refused, besides those kept    refusal_capacity    closed without a refusal
     a TLS handshake goes on                        tls.HANDSHAKE_S     closed
 
 While a body waits for memory, others have less time (`body_budget.py`). No deadline runs while the
@@ -52,13 +52,13 @@ SWEEP_S = 0.5
 # Seconds that a replaced gateway keeps a connection without a request. Clients close theirs after 5
 # s (httpx) or more.
 DRAIN_TIMEOUT_S = 15.0
-# Bytes that may wait in the kernel for a slow client, beside the bytes that are on their way.
+# Bytes that may wait in the kernel for a slow client, in addition to the bytes on their way.
 UNSENT_BYTES = 128 * 1024
 # Requests that may wait behind the request that is being answered on the same connection. All came
 # in one read; the connection is not read further.
 MAX_PIPELINED_REQUESTS = 16
 # Connections beyond the limit that receive a refusal, each for LINGER_S. Further connections are
-# closed at once.
+# closed immediately.
 MAX_REFUSED_CONNECTIONS = 64
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -205,7 +205,7 @@ def refusal_capacity(connections: int) -> int:
 
 
 Admission = Literal["in", "refused", "out", "twin"]
-"""The admission of a connection: `in` stays, `refused` receives a refusal, `out` is closed at once.
+"""The admission of a connection: `in` stays, `refused` receives a refusal, `out` is closed immediately.
 `twin` takes no place, because another connection has one for both."""
 
 

@@ -170,7 +170,7 @@ class UpstreamConnection(asyncio.Protocol):
         return [*self.tail, *(piece[-TAIL_BYTES:] for piece in self._unsent_pieces)]
 
     def drop(self) -> None:
-        """Closes at once and drops unsent bytes."""
+        """Close immediately, and drop unsent bytes."""
         self.exchange = None
         self.transport.abort()
 

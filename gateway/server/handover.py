@@ -9,10 +9,10 @@ loads, adopts the engines, has their routes,
 listens: "serving"                              finishes its connections, and ends
 
 The lock is never released, and the new gateway runs its loop only after "yours", so two loops never
-act at once. The first "go" gets the folder; every other is answered with a refusal. A gateway that
-finds another owner of the lock ends (`gateway.server.lock_watch`). Listening sockets stay open, so
-a connection that neither gateway has accepted waits in the kernel. If the new gateway ends before
-it serves, the old one ends with an error too, and its supervisor starts another.
+act concurrently. The first "go" gets the folder; every other is answered with a refusal. A gateway
+that finds another owner of the lock ends (`gateway.server.lock_watch`). Listening sockets stay
+open, so a connection that neither gateway has accepted waits in the kernel. If the new gateway ends
+before it serves, the old one ends with an error too, and its supervisor starts another.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _REPLACED_FILES = (
 )
 # A hundred times a backup of thousands of models with all their attempts.
 _MAX_BACKUP_BYTES = 8 * 1024**3
-# All files beside the database, and their number: a hundred times those of all known images.
+# All files other than the database, and their number: a hundred times those of all known images.
 _MAX_LEARNED_BYTES = 256 * 1024**2
 _MAX_FILES = 10_000
 # Room on the disk that a restore leaves to the engines' logs.

@@ -74,7 +74,7 @@ class Database:
     """A connection behind a lock. Raises StoreError if it cannot open, read or write.
 
     copy: a connection to use instead of the file, which is then neither read nor written.
-    is_mirrored: whether a mirror is kept beside the file.
+    is_mirrored: whether a mirror is kept next to the file.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def open_store(path: Path) -> Store:
 def installation_id(path: Path, store: Store) -> str:
     """The id of this installation, which marks its engines.
 
-    A file beside the database keeps it, also if the database is lost.
+    A file next to the database keeps it, also if the database is lost.
     """
     file = installation_file(path)
     with contextlib.suppress(OSError):

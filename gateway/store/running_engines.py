@@ -1,4 +1,4 @@
-"""Records of running engines beside the database: wish and attempt in DATA_DIR/live/INSTANCE.json.
+"""Records of running engines outside the database: wish and attempt in DATA_DIR/live/INSTANCE.json.
 
 A record is written before the start of an engine and removed after the end of its attempt. So a
 gateway that lost its database still knows its engines and their wishes.

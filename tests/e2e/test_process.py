@@ -138,7 +138,7 @@ def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
 def test_the_page_shows_a_real_engine_and_talks_with_the_model(ready: Gateway) -> None:
     with chromium() as browser, visit(browser, ready.url) as page:
         page.go("#/models/demo")
-        page.sees("at once")
+        page.sees("concurrent")
         page.tab.locator("summary", has_text="Why").click()
         page.check("real-engine")
         page.tab.get_by_role("link", name="Log").click()

@@ -758,9 +758,9 @@ def fragments_of_explanations(docstring: str) -> Iterator[str]:
     """The lines of a docstring that explain a name by a phrase without a noun."""
     previous = ""
     for line in docstring.splitlines():
-        if not previous or previous.endswith((".", ":")):
-            if EXPLANATION_FRAGMENT.match(line.strip()):
-                yield line.strip()
+        begins = not previous or previous.endswith((".", ":"))
+        if begins and EXPLANATION_FRAGMENT.match(line.strip()):
+            yield line.strip()
         previous = line.strip()
 
 

@@ -110,8 +110,8 @@ def set_model(
 ) -> None:
     """Change a running model; options not given keep their value.
 
-    The new engine starts beside the old one where memory allows, else in its place. If it fails,
-    the old engine comes back.
+    The new engine starts alongside the old one where memory allows, otherwise in its place. If it
+    fails, the old engine comes back.
     """
     patch: dict[str, Any] = {
         **wish.fields(),

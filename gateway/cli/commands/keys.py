@@ -137,8 +137,8 @@ def ls(as_json: Json = False) -> None:
 def rm(
     name: Annotated[str, typer.Argument(help="Name of the key.")], as_json: Json = False
 ) -> None:
-    """Revoke a key at once. Exit code 1 if the disk could not be written: a restart would restore
-    the key."""
+    """Revoke a key immediately. Exit code 1 if the disk could not be written: a restart would
+    restore the key."""
     answer = call("DELETE", f"/admin/keys/{path_segment(name)}")
     say(json.dumps(answer, indent=2) if as_json else f"key {name}: removed")
     if not answer["durable"]:
@@ -154,7 +154,7 @@ def _limits_text(key: dict[str, Any]) -> str:
     units = (
         ("requests_per_minute", "requests/min"),
         ("tokens_per_minute", "tokens/min"),
-        ("max_in_flight", "at once"),
+        ("max_in_flight", "concurrent"),
     )
     limits = [f"{key[name]:,} {unit}" for name, unit in units if key[name] is not None]
     if key["priority_class"] != "normal":

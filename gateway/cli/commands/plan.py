@@ -83,7 +83,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show the plan for a model with its reasons, and start nothing. Several models are planned
-    beside each other, in their order. Exit code 3 without a plan."""
+    together, in their order. Exit code 3 without a plan."""
     if len(models) > 1:
         if check:
             usage_error("--check asks the engines about one model.")
@@ -165,7 +165,7 @@ def _add_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
 def _show_together(
     wishes: list[Wish], hardware: str | None, network: str | None, *, as_json: bool, shows_all: bool
 ) -> None:
-    """Print the plans of models beside each other, on this machine or another."""
+    """Print the plans of models that share a machine: on this machine or another."""
     neighbourhood = _neighbourhood(wishes[0], hardware, network)
     decisions = neighbourhood.plan([_add_image_engine(wish) for wish in wishes])
     show_decisions(

@@ -1,4 +1,5 @@
-"""Readings of `fitserve doctor` beside the probe. An unreadable value is None, never a guess."""
+"""Readings of `fitserve doctor` other than the probe. An unreadable value is None, never a
+guess."""
 
 from __future__ import annotations
 

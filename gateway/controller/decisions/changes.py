@@ -1,6 +1,6 @@
 """The next step of a changed wish for the engines of its model, one replica at a time.
 
-The new engine starts beside the old one where there is room, else in its place. Pure.
+The new engine starts alongside the old one where there is room, otherwise in its place. Pure.
 
     replica to be changed           trial                       next
     -                               by another wish             EndTrial
@@ -33,7 +33,7 @@ from gateway.domain.units import gib
 
 # Fields of a wish that never need another start. `policy` is compared apart, for remote code.
 _LIVE_FIELDS = frozenset({"aliases", "check", "policy"})
-# A plan beside the running engine needs at least this share of the tokens of a plan in its place.
+# A plan next to the running engine needs at least this share of the tokens of a plan in its place.
 _MIN_TOKENS_SHARE = 0.95
 
 
@@ -91,7 +91,7 @@ class ReplicaStatus:
     `generation` is that of its wish.
 
     is_starting: not serving yet.
-    must_be_replaced: nothing fits beside its engine.
+    must_be_replaced: whether no plan fits next to its engine.
     is_unrouted: no new request goes there.
     answers: requests are in flight.
     failure: why no engine starts by this wish; "" if one served or still may.
@@ -188,7 +188,7 @@ def starts_same_engine(plan: Plan, running_plan: Plan) -> bool:
 
 
 def is_as_good(trial: Plan, replacement: Plan) -> bool:
-    """Whether a plan beside the running engine is as good as one in its place."""
+    """Whether a plan next to the running engine is as good as one in its place."""
     return (
         str(trial.engine) == str(replacement.engine)
         and trial.max_model_len.value >= replacement.max_model_len.value

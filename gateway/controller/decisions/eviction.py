@@ -13,7 +13,7 @@ out     no        else                                             rests until a
 serves  no        idle for longer than its keep_alive, not pinned  is evicted
 serves  -         a requested model needs some copies, not pinned  these are evicted after residence
                                                                    and last answer; the rest serve
-unused  -         needed; no request since it was last away        is evicted at once
+unused  -         needed; no request since it was last away        is evicted immediately
 idle    -         needed; an engine measures its GPUs now          is evicted afterwards
 serves  -         a copy is away, and no request waits             loads the copy if there is room
 serves  queued    a copy is away, no model that is out has         loads the copy; may evict a model
@@ -23,9 +23,9 @@ Plans are offered copies in `eviction_order`: models without requests come first
 sleeps where its engine can (gateway/planner/sharing/leaving.py), else it stops. A leaving copy gets
 no new request; new requests wait or go to other copies.
 
-The residence of a copy lasts as long as its load took, within MIN_S and MAX_S. So at most half
-of the time goes into loading. A preloaded model that served nothing may be evicted at once, because
-evicting it always serves a waiting request.
+The residence of a copy lasts as long as its load took, within MIN_S and MAX_S. So at most half of
+the time goes into loading. A preloaded model that served nothing may be evicted immediately,
+because evicting it always serves a waiting request.
 
 An evicted model waits behind those that wait already. So N models that want one place have it in
 turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).

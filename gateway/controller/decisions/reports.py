@@ -346,7 +346,7 @@ def _start_events(
     if former_milestone in ("", "chosen", "started") and attempt.ready_at is not None:
         tested = attempt.abilities
         abilities = tested.model_dump(mode="json") if tested is not None else {}
-        text = f"{name} answers, even to a full prefill batch and to many requests at once."
+        text = f"{name} answers, even to a full prefill batch and to many concurrent requests."
         yield event("engine.proven", text, attempt.ready_at, abilities=abilities)
         took_s = round(attempt.ready_at - attempt.started_at, 3)
         ready = {"took_s": took_s, "fingerprint": attempt.fingerprint, "grade": "verified"}

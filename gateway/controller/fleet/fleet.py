@@ -116,7 +116,7 @@ class Fleet:
         """The input of the planner for a replica now. `is_in_place`: a trial is planned in the
         place of the serving engine."""
         wish, promised_bytes = model.wish_of(requester), self.bytes_promised_to_others(requester)
-        # A trial beside the serving engine takes nothing from others, as that would last for the
+        # A trial next to the serving engine takes nothing from others, as that would last for the
         # whole change.
         is_trial = requester is model.trial and not is_in_place
         if is_in_place:
@@ -318,10 +318,10 @@ class Fleet:
     def combined_offer(
         self, model: ManagedModel, offer: Offer, requester: str
     ) -> tuple[Offer, set[str]]:
-        """The offer that a replica makes at once, and the models that get it.
+        """The offer that a replica makes immediately, and the models that get it.
 
         Each gift is a restart, so waiting models are served together as far as the gift suffices.
-        The others plan anew beside those that got it.
+        The others plan again with the memory that those leave.
         """
         awaited_offers = (
             (replica.model, awaited_offer)

@@ -131,9 +131,9 @@ class Succession:
     seeks_plan: bool = False
     """A trial of a changed wish, which gets another plan where one fails."""
     lacks_memory: bool = False
-    """The trial does not fit beside the serving engine."""
+    """The trial does not fit next to the serving engine."""
     must_be_replaced: bool = False
-    """Its successor takes its place, as nothing fits beside it."""
+    """Its successor takes its place, as no other engine fits next to it."""
     unrouted_at: float | None = None
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
     awaits_successor: bool = False
@@ -367,7 +367,7 @@ class ManagedModel:
     no_giving_until_s: float = 0.0
     """Until this monotonic time the model gives no KV cache, as the last try failed."""
     trial: ReplicaState | None = None
-    """Another plan, tried beside the running ones without any client's request.
+    """Another plan, tried alongside the running ones without any client's request.
 
     Once its attempt has ended it only stops.
     """

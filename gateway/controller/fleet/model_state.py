@@ -99,8 +99,8 @@ def _endpoint_status(model: ManagedModel) -> tuple[str, str]:
 
 
 def capacity(plan: Plan) -> int:
-    """The most requests to send to an engine at once: its sequences, and a quarter to follow at
-    once."""
+    """The most requests to send to an engine concurrently: its sequences, and a quarter to follow
+    immediately."""
     seqs = plan.at_once
     return seqs + max(1, seqs // 4)
 

@@ -36,7 +36,7 @@ class Knowledge(NamedTuple):
 
 
 class PlanInputs(NamedTuple):
-    """The inputs of a model's plans beside its wish and its neighbours.
+    """The inputs of a model's plans other than its wish and its neighbours.
 
     files: a digest of the files of the model.
     """

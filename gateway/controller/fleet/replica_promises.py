@@ -48,7 +48,8 @@ def last_caps(model: ManagedModel) -> list[Cap]:
 def combined_bytes(offers: Sequence[Offer]) -> int:
     """Bytes of each GPU that one gift needs for all of these offers.
 
-    Each requester counted on the memory that is free beside its offer, but that exists once.
+    Each requester counted on the memory that is free in addition to its offer, but that memory
+    exists once.
     """
     beside_bytes = [offer.beside for offer in offers]
     return (

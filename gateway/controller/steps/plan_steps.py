@@ -49,7 +49,7 @@ class PlanSteps:
     ) -> None:
         """Plan the replica, or note why there is no plan now.
 
-        context_in_place: the context without the serving engine. A plan beside that engine has to
+        context_in_place: the context without the serving engine. A plan next to that engine has to
         be as good as one for this context.
         """
         basis: PlanBasis | None = None
@@ -67,7 +67,7 @@ class PlanSteps:
                     model, result, context, context_in_place
                 ):
                     replica.succession.lacks_memory = True
-                    replica.planning.block("there is no room beside what serves")
+                    replica.planning.block("no room is left next to the serving engines")
                     return
                 if await self._take(model, replica, result):
                     return

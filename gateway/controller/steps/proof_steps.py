@@ -47,7 +47,7 @@ class ProofSteps:
         target = watcher.client, watcher.url, attempt.served_name, attempt.plan
         failure = await verify(*target, self._patience_s, report, watcher.note_proof_time)
         if failure is None and replica.generation == TRIAL_GENERATION:
-            # Questions about abilities would go on beside the measurement.
+            # Questions about abilities would go on during the measurement.
             watcher.note(verified=True, phase="serving")
         elif failure is None:
             report("verifying: tool calls, thoughts and answers by a schema")

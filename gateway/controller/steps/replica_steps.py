@@ -117,7 +117,7 @@ class ReplicaSteps:
     async def _step(
         self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
     ) -> bool:
-        """Perform the next action. Returns whether to look for another action at once."""
+        """Perform the next action. Returns whether to look for another action immediately."""
         if replica.task is not None and replica.task.done():
             self._finish_effect(replica, replica.task)
             # The list of instances is older than the effect, so the next step needs a new one.
@@ -298,7 +298,8 @@ class ReplicaSteps:
         replica: ReplicaState,
         action: reconcile.Publish | reconcile.NoteAbilities | reconcile.Fail | reconcile.Retire,
     ) -> bool:
-        """Record a change of the attempt. Returns whether to look for another action at once."""
+        """Record a change of the attempt. Returns whether to look for another action
+        immediately."""
         attempts, name = self._effects.attempts, type(action).__name__
         match action:
             case reconcile.Publish(attempt):

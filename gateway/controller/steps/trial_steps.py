@@ -29,7 +29,7 @@ class TrialSteps:
         self._wake = wake
 
     async def begin_measuring(self, model: ManagedModel, plan: Plan) -> ReplicaState:
-        """Start a plan that is only measured, beside the serving engines or while they are away.
+        """Start a plan that is only measured, alongside the serving engines or while they are away.
 
         If the gateway dies, the next one ends it. Raises HostError, StoreError.
         """

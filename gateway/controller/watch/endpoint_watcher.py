@@ -154,7 +154,7 @@ class EndpointWatcher:
 
     async def _check_endpoint(self) -> float:
         """Ask the endpoint for its models once, and note the answer. Returns the seconds until the
-        next check, with jitter, so that endpoints are not called at once."""
+        next check, with jitter, so that endpoints are not called at the same time."""
         replica, state, detail = await self._ask()
         self.was_contacted = True
         if (replica, state, detail) != (self.replica, self.state, self._detail):

@@ -185,7 +185,7 @@ class _HttpCall(asyncio.Protocol):
         self._body = bytearray()
 
     def end(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         if not self.answer.cancel() and not self.answer.cancelled():
             self.answer.exception()  # retrieved, or no task waits for it any more
         if self._transport is not None:

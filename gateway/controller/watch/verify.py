@@ -109,8 +109,8 @@ async def _generates(
     report: Callable[[str], None],
     on_measured: Callable[[int, float], None],
 ) -> None:
-    """Ask for a short answer, a full prefill batch and the planned concurrency, all at once. Raises
-    _Refuted unless all succeed."""
+    """Ask for a short answer, a full prefill batch and the planned concurrency, all concurrently.
+    Raises _Refuted unless all succeed."""
 
     async def ask(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
         body = completion_body(name, prompt, tokens)
@@ -126,7 +126,7 @@ async def _generates(
     burst_size, length = _burst(plan)
     if burst_size > 1:
         prompts = [token_ids(plan, length, first) for first in range(burst_size)]
-        proofs[f"{burst_size} requests at once"] = _check_batches(ask, prompts)
+        proofs[f"{burst_size} concurrent requests"] = _check_batches(ask, prompts)
     for adapter in plan.adapters:
         proofs[f"the adapter {adapter.name}"] = _adapts(
             client=client, url=url, name=name, plan=plan, adapter=adapter, timeout_s=timeout_s
@@ -137,8 +137,8 @@ async def _generates(
 async def _gather_proofs(
     proofs: dict[str, Coroutine[Any, Any, None]], report: Callable[[str], None]
 ) -> None:
-    """Run the proofs at once, and report those without an end yet. Raises the first _Refuted, which
-    ends the others."""
+    """Run the proofs concurrently, and report those without an end yet. Raises the first _Refuted,
+    which ends the others."""
     pending = dict.fromkeys(proofs)
 
     def show() -> None:
@@ -195,7 +195,7 @@ async def _check_batches(ask: _Ask, prompts: list[list[int]]) -> None:
     if count != len(prompts):
         raise _Refuted(
             "gibberish",
-            f"Asked for {len(prompts)} answers at once, the engine gave {count}.",
+            f"Asked for {len(prompts)} concurrent answers, the engine gave {count}.",
         )
 
 
@@ -297,7 +297,7 @@ async def _transcribes(
             "The engine cannot read sound: its environment lacks the packages soundfile and av.",
             answer.excerpt,
             advice=(
-                "Install them beside the engine (`pip install 'vllm[audio]'`), or choose an image"
+                "Install them with the engine (`pip install 'vllm[audio]'`), or choose an image"
                 " that has them (--image)."
             ),
             proves="engine",

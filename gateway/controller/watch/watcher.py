@@ -229,7 +229,7 @@ class Watcher:
         self._reader.read(raw)
         is_open = self._report_timer is None and self.observation.proof is None
         if is_open and self._reader.failure is not None:
-            # The reasons, and the lines of other ranks, follow at once.
+            # The reasons, and the lines of other ranks, follow immediately.
             self._report_timer = asyncio.get_running_loop().call_later(
                 _REASONS_S, self._report_failure
             )

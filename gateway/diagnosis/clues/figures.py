@@ -10,7 +10,7 @@ from gateway.domain import Scalar
 _SHAPES = re.compile(r"shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)")
 _SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _OWN_MEMORY = re.compile(r"(\d{1,4}(?:\.\d+)?) GiB is allocated by PyTorch")
-# Memory for the driver's own needs beside an allocation.
+# Memory for the driver's own needs in addition to an allocation.
 _MARGIN = 2**30
 _CHANNELS = 3
 

@@ -130,7 +130,7 @@ def prove_success(
 
     cache_bytes: memory for the KV cache as the engine measured it; the rest of the budget is the
         engine's need.
-    used_bytes: memory of a GPU that the engine uses by NVML, to learn its use beside its share.
+    used_bytes: memory of a GPU that the engine uses by NVML, to learn its use outside its share.
     """
     plan = attempt.plan
     if plan.grade == "verified":
@@ -310,7 +310,7 @@ def _failed_feature(failure: Failure) -> dict[str, str]:
 
 
 def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
-    """Bytes per device that were needed beside the cache, or should have stayed free."""
+    """Bytes per device that were needed besides the cache, or should have stayed free."""
     size = {name: value for name, value in failure.culprit.items() if isinstance(value, int)}
     tried_bytes = size.get("tried_bytes", 0)
     if failure.phase in _CACHELESS_PHASES:

@@ -11,7 +11,8 @@ FORK = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 
 
 def batch_scope(batched_tokens: int, seqs: int, *, is_eager: bool) -> dict[str, str]:
-    """The scope of a fact about the memory of a computing engine, beside its plan's scope."""
+    """The scope of a fact about the memory of a computing engine in addition to its plan's
+    scope."""
     return {
         "max_num_batched_tokens": str(batched_tokens),
         "max_num_seqs": str(seqs),

@@ -91,7 +91,7 @@ HARMLESS_TEXT = IndexedPattern(
     r"|^Pyspy "
     # A table of nvidia-smi, and an answer to a client.
     r"|NVIDIA-SMI \d|[\"']object[\"']: ?[\"']error"
-    # vLLM's dump of its state beside an error (vllm/logging_utils/dump_input.py).
+    # vLLM's dump of its state at an error (vllm/logging_utils/dump_input.py).
     r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:"
     # The end of a request, not of the engine.
     r"|\bfor request (?:<|\w+-)|Terminating request"
@@ -138,7 +138,7 @@ SIDE_NOTE = re.compile(
     r"|\w+ ="
     r" (?:\w+\.)*(?:LLM|SamplingParams|Auto(?:Tokenizer|Model\w*|Config)|Async\w*Engine"
     r"|\w*EngineArgs)\b"
-    # A line of code, as rich draws it beside its number.
+    # A line of code, as rich draws it next to its number.
     r"|[│|]?\s*(?:❱ ?)?\d+ [│|] "
     r"|\s*--[a-z][\w-]+(?:[ =][^\s:]+)*\s*\\?$"
     r"|\S+\.py:\d+: (?:\w*Warning: (?!CUDA initialization)|.{0,40}unclean exit)"

@@ -1,1 +1,1 @@
-"""Values without pydantic, for commands that start and end at once."""
+"""Values without pydantic, for commands that start and end quickly."""

@@ -364,14 +364,14 @@ class EngineRules(EngineKind, Protocol):
         """The KV cache of one rank."""
 
     def default_seqs(self, candidate: Candidate) -> Default:
-        """Sequences that the engine computes at once."""
+        """Sequences that the engine computes concurrently."""
 
     def default_tokens(self, candidate: Candidate) -> Default:
         """Tokens of one batch."""
 
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
-        """Flags that give decoding CUDA graphs for the planned requests at once, of at most `seqs`;
-        empty where the engine's own choice is enough, or the user's."""
+        """Flags that give decoding CUDA graphs for the planned concurrent requests, of at most
+        `seqs`; empty where the engine's own choice is enough, or the user's."""
 
     def grouped_refusal(self, spec: ModelSpec, engine: Engine, ranks: int = 1) -> str:
         """Why groups of ranks with requests of their own cannot share the experts of this model in
@@ -382,13 +382,13 @@ class EngineRules(EngineKind, Protocol):
 
     @property
     def counts_groups(self) -> bool:
-        """Whether the engine's sizes (ranks of tensor parallelism, requests and tokens at once) are
-        those of all groups together."""
+        """Whether the engine's sizes (ranks of tensor parallelism, requests and tokens of a step)
+        are those of all groups together."""
 
     @property
     def caps_requests(self) -> bool:
-        """Whether the engine computes fewer requests at once than it is told where its cache has
-        too few states, instead of ending or losing its CUDA graphs."""
+        """Whether the engine computes fewer concurrent requests than its flag says where its cache
+        has too few states, instead of ending or losing its CUDA graphs."""
 
     def runner(self, candidate: Candidate) -> int:
         """Number of the engine's model runner for this model."""
@@ -421,7 +421,7 @@ class EngineRules(EngineKind, Protocol):
         """How one rank divides its budget."""
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
-        """Bytes of this memory beside the KV cache, within the budget."""
+        """Bytes of this memory other than the KV cache, within the budget."""
 
     def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
         """The flags that give the engine its KV cache by size, where its share is not enough."""

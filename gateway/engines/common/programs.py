@@ -1,4 +1,4 @@
-"""Programs of engines: the commands that packages install beside their Python. Pure."""
+"""Programs of engines: the commands that packages install next to their Python. Pure."""
 
 from __future__ import annotations
 

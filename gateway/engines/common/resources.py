@@ -1,4 +1,4 @@
-"""Limits of an engine on its machine beside GPUs: RAM, processes, shared memory. Pure.
+"""Limits of an engine on its machine other than GPUs: RAM, processes, shared memory. Pure.
 
 The limits stop a leak or hostile code. A sound engine never reaches them: every term is the largest
 observed or possible value. RAM that a plan cannot know of is not limited by the plan.

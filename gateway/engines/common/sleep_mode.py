@@ -17,7 +17,7 @@ from gateway.domain.units import gib
 from gateway.engines.common.resources import free_ram_beside
 
 FLAG = "enable-sleep-mode"
-# The user's flags beside which sleep is untested: they move weights or the KV cache themselves.
+# The user's flags with which sleep is untested: they move weights or the KV cache themselves.
 _OFFLOAD_FLAGS = ("cpu-offload", "offload", "kv-offloading")
 _NO_SLEEP = BoolChoice(value=False, reason=NEVER_SLEEPS, source="planner")
 _SEGMENTS = "expandable_segments:True"
@@ -58,11 +58,9 @@ def choose_sleep_mode(
             source=source,
         )
     if adapters:
-        return BoolChoice(value=False, reason="untested beside LoRA adapters", source="planner")
+        return BoolChoice(value=False, reason="untested with LoRA adapters", source="planner")
     if offloading := [name for name in args if name.startswith(_OFFLOAD_FLAGS)]:
-        return BoolChoice(
-            value=False, reason=f"untested beside --{offloading[0]}", source="planner"
-        )
+        return BoolChoice(value=False, reason=f"untested with --{offloading[0]}", source="planner")
     if any(_SEGMENTS in value for value in env.values()):
         return BoolChoice(
             value=False, reason=f"its memory pool does not go with {_SEGMENTS}", source=source

@@ -15,7 +15,7 @@ from gateway.models.rank import Rank
 
 # Sizes of tensor parallelism that are tried.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
-# Numbers of GPUs over which experts are spread beside attention of its own on each.
+# Numbers of GPUs over which experts are spread while each computes separate attention.
 _EXPERT_RANKS = (2, 4, 8)
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the
@@ -48,7 +48,7 @@ class Variant:
     disabled: kernels for VLLM_DISABLED_KERNELS.
     backends: engine flags that force a kernel.
     layers: the number of layers of each stage; (): the engine splits them itself.
-    small: few sequences and tokens at once.
+    small: whether a step has few sequences and tokens.
     eager: no graphs.
     conservative: both, and memory left free.
     reasons: reason and source of each difference from the plain variant.
@@ -86,8 +86,8 @@ class Variant:
 
     @property
     def gives_up(self) -> bool:
-        """Something that is missed while it serves, for memory: requests at once, precision of the
-        KV cache, graphs."""
+        """Something that is missed while it serves, for memory: concurrent requests, precision of
+        the KV cache, graphs."""
         return bool({"small", "kv_dtype", "eager"} & self.reasons.keys())
 
     def rank(self, dtype: str, capability: str | None) -> Rank:

@@ -57,7 +57,7 @@ class Inquirer:
     def __init__(self, host: AskedHost, cache: AnswerCache) -> None:
         self._host = host
         self._cache = cache
-        # One at a time: an import of an engine takes a core and gigabytes beside serving engines.
+        # One at a time: an import of an engine takes a core and gigabytes while engines serve.
         self._turn = asyncio.Lock()
 
     async def exact(self, engine: EngineRef) -> EngineRef:

@@ -22,7 +22,7 @@ from gateway.store import atomic_file
 # The oldest driver that runs a CUDA version, by its major number:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
 _DRIVERS = {"12": "525", "13": "580"}
-# Answers of a version beside its flags, by the names of Engine.
+# Answers of a version other than its flags, by the names of Engine.
 _OWN_FIELDS = (
     "default_utilization",
     "default_batched_tokens",

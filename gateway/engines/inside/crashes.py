@@ -85,7 +85,7 @@ def _relative_path(filename: str) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it was made of, or met beside."""
+    """The error, its causes, and errors that occurred together with it."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Installed versions beside the engine: Python, packages, torch, CUDA, and classes of
+"""Installed versions other than the engine's: Python, packages, torch, CUDA, and classes of
 transformers."""
 
 from __future__ import annotations

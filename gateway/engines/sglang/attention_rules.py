@@ -75,8 +75,8 @@ class Replacement(Value):
 
 
 class LayerRule(Value):
-    """The backend of layers beside the model's own attention: recurrent ones, vision towers. None:
-    not known."""
+    """The backend of layers other than the model's own attention: recurrent ones, vision towers.
+    None: not known."""
 
     where: Check
     backend: str | None

@@ -425,7 +425,7 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
 
 
 def _residual_bytes(footprint: Footprint) -> int:
-    """Bytes beside the weights that the engine finds taken after loading, and its pools leave
+    """Bytes other than the weights that the engine finds taken after loading, and its pools leave
     out."""
     candidate = footprint.candidate
     table_bytes = _POSITION_BYTES * position_values(candidate.inputs.spec, candidate.stage)

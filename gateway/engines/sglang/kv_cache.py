@@ -24,7 +24,7 @@ class TokenPool(FrozenRecord, frozen=True):
     attention: tuple[AttentionGroup, ...]
     tp: int
     element_bytes: int
-    page: int = 1  # tokens that are given out at once
+    page: int = 1  # tokens that are allocated together
     slots: int = 0  # states of a running request, with those kept of its prefixes; 0: no limit
     most_states: int | None = None  # a number by flags; None: those that a share of the bytes holds
     matrices: str | None = None  # --mamba-ssm-dtype

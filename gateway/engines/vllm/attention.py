@@ -53,7 +53,7 @@ def choose_backend(
 ) -> BackendChoice:
     """The backend of this layer on a GPU of this capability ("8.6").
 
-    packages: importable beside the engine; None: those of its official image.
+    packages: packages that the engine can import; None: those of its official image.
     forced_name: --attention-backend, which does not apply to vision towers and recurrent layers.
     """
     subject = Subject(

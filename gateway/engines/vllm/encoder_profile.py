@@ -1,7 +1,7 @@
 """The images of vLLM's profile run: the memory of a vision tower, and the part that stays.
 
 The engine encodes as many of the largest items as its budget of tokens holds, and keeps their
-embeddings beside the pass through the language model. Sources: compute_mm_encoder_budget in
+embeddings during the pass through the language model. Sources: compute_mm_encoder_budget in
 vllm/v1/core/encoder_cache_manager.py, MultiModalBudget in vllm/multimodal/encoder_budget.py,
 profile_run of both model runners; the sizes of items from the processing class of each model
 (vllm/model_executor/models), 0.18.0 to 0.33.0. The largest image is told by a file of the
@@ -32,7 +32,7 @@ _QWEN_FRAME_PAIRS = 7
 _USUAL_LENGTH = 32768
 _QWEN_VIDEOS = ("qwen2_vl", "qwen2_5_vl")
 _QWEN_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-# _VIDEO_MAX_FRAMES and _VIDEO_MAX_SOFT_TOKENS in gemma4_mm.py; beside a frame stand 8 tokens.
+# _VIDEO_MAX_FRAMES and _VIDEO_MAX_SOFT_TOKENS in gemma4_mm.py; each frame has 8 more tokens.
 _GEMMA_FRAMES, _GEMMA_FRAME_TOKENS, _GEMMA_FRAME_MARKS = 32, 70, 8
 # Towers whose MLP has a gate.
 _GATED_TOWERS = ("qwen2_5_vl", "gemma4_vision", "pixtral")

@@ -66,8 +66,8 @@ _MAX_UTILIZATION = 0.97
 _RAM_STEP_BYTES = GIB // 4
 _MIN_KV_BYTES = 16 * MIB
 CACHE_BYTES = "kv-cache-memory-bytes"
-# A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside
-# it.
+# A trait of engine versions: CUDA graphs are counted within the memory budget, not captured in
+# addition to it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
 # Traits of engine versions: 16384 tokens in a batch on GPUs of 160 GiB and more, since 0.28.0; the
 # defaults of small GPUs on GB10, since 0.33.0.
@@ -274,7 +274,7 @@ class VllmRules(VllmKind):
             )
             return (
                 longest_context,
-                "an encoder reads a whole input at once",
+                "an encoder reads a whole input in one step",
                 "vllm/config/scheduler.py",
             )
         usual_tokens: Default = engine.default_batched_tokens, ENGINE_DEFAULT, candidate.source
@@ -286,8 +286,8 @@ class VllmRules(VllmKind):
                 break
         frames = inputs.spec.config.get("max_source_positions")
         if type(frames) is int and frames > usual_tokens[0]:
-            # A speech encoder reads a whole recording at once.
-            return frames, "as many as the model hears at once", _ENCODER_BUDGET
+            # A speech encoder reads a whole recording in one step.
+            return frames, "one whole recording (max_source_positions)", _ENCODER_BUDGET
         return usual_tokens
 
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
@@ -389,7 +389,7 @@ class VllmRules(VllmKind):
             reason = (
                 f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(needed_bytes)} with what the"
                 " engine"
-                f" needs beside its KV cache, and {gib(capacity)} are available"
+                f"  needs besides its KV cache,  and {gib(capacity)} are available"
             )
             raise Refused("no_memory", reason, "your flag")
         flags: dict[str, Scalar] = {}
@@ -444,7 +444,7 @@ class VllmRules(VllmKind):
         )
 
     def _share(self, footprint: Footprint, limit: float) -> float:
-        """The part of each GPU that is free beside the engine's memory outside its share, in
+        """The part of each GPU that is free next to the engine's memory outside its share, in
         hundredths; `limit` at most."""
         candidate, unshared_bytes = footprint.candidate, _unshared_bytes(footprint)
         capacity = min(
@@ -506,14 +506,14 @@ class VllmRules(VllmKind):
             kv, reason = cache_words
             if used_bytes + kv > free_bytes:
                 text = (
-                    f"{reason}, and with {gib(used_bytes)} beside it that is more than the"
+                    f"{reason}, and {gib(used_bytes)} for everything else make more than the"
                     f" {gib(free_bytes)} of RAM that is available"
                 )
                 raise Refused("no_memory", text, "your flag")
             return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
         context_bytes = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
         if used_bytes > free_bytes:
-            return Budget(max(0, free_bytes), {}, "of RAM, beside other engines")
+            return Budget(max(0, free_bytes), {}, "the RAM that other engines leave")
         half = available_ram(hardware, {}) // 2 - used_bytes
         least_bytes = -(-context_bytes // _RAM_STEP_BYTES) * _RAM_STEP_BYTES
         kv = _round_down(
@@ -615,7 +615,7 @@ def _is_switched_on(candidate: Candidate, name: str) -> bool | None:
 
 
 def _spare_bytes(candidate: Candidate) -> int:
-    """Bytes that an engine turned out to need beside its share, when it ran out of memory while it
+    """Bytes that an engine turned out to need outside its share, when it ran out of memory while it
     served."""
     facts = candidate.inputs.facts.holding("spare_memory", candidate.scope)
     return max((fact.value or 0 for fact in facts), default=0)

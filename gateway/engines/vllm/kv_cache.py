@@ -10,7 +10,7 @@ in vllm/model_executor/models/config.py).
 
 Differences between versions stand in the traits of their profiles:
 
-* windows_of_more_batches: beside a window all batches in flight are kept, two and more with
+* windows_of_more_batches: in addition to a window all batches in flight are kept, two and more with
   pipeline parallelism, not one
 * pages_are_padded: attention whose page does not divide the largest page gets a padded page;
   without it such a model is refused

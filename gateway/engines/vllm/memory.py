@@ -28,8 +28,8 @@ from gateway.models.workload import Workload
 # count. Rounding of allocations adds 0.01 to 0.08 GiB to the weights.
 _OVERHEAD = round(0.30 * GIB)
 _OVERHEAD_OF_RANKS = round(0.18 * GIB)
-# Taken before the engine begins to count, so beside its budget: the CUDA context (0.51 GiB), and
-# NCCL with its peers.
+# Memory taken before the engine begins to count, so outside its budget: the CUDA context (0.51
+# GiB), and NCCL with its peers.
 _CONTEXT = round(0.51 * GIB)
 _NCCL = 2 * GIB
 # If GPUs meet only in the host's memory, NCCL keeps its buffers there. Context and NCCL took about
@@ -66,7 +66,7 @@ _MAX_LAYERS = 1000  # a larger number in config.json is no number of layers
 # its warm-up, which its budget ignores.
 _LOGIT_BYTES = {1: 14.8, 2: 2.2}
 _WARMUP_LOGIT_BYTES = 27
-# Observed beside everything else with DeepSeek-V2-Lite, for every batch.
+# Observed in addition to everything else with DeepSeek-V2-Lite, for every batch.
 _LATENT = round(0.15 * GIB)
 # Only the tensors in the files are known of an unknown family. Engines may fuse, pad and cast them
 # in other ways.
@@ -238,7 +238,7 @@ def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
 
 @lru_cache(maxsize=256)
 def graph_sizes(seqs: int, query: int = 1) -> int:
-    """How many sizes of batches get a graph, where so many requests are computed at once."""
+    """The number of batch sizes with a graph for this many concurrent requests."""
     limit = min(2 * seqs * query, _MAX_GRAPH_TOKENS)
     small_count = sum(size <= limit for size in (1, 2, 4))
     return small_count + len(range(8, min(limit + 1, 256), 8)) + len(range(256, limit + 1, 16))
@@ -285,7 +285,7 @@ def memory(
     """The Memory of one rank under a budget. `kv_bytes` is the expected rest, 0 if nothing is left.
 
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.20 capture them
-        beside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
+        outside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
         (vllm/v1/worker/gpu/model_runner.py).
     unshared_bytes: result of the function with this name.
     encoder: memory of the profile run's encoder. One of an unknown family only widens the band.
@@ -332,7 +332,7 @@ def memory(
 
 
 def _fixed_bytes(spec: ModelSpec, load: Workload) -> tuple[int, int]:
-    """Bytes of the runtime within the budget, and beside the budget."""
+    """Bytes of the runtime within the budget, and outside it."""
     if load.device != "cuda":
         return 2 * GIB, GIB // 2
     has_ranks = load.rank.tp * load.rank.pp * load.rank.dp > 1

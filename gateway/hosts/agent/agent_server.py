@@ -68,12 +68,12 @@ log = Logger("fitserve.agent")
 
 # A gateway follows the log of each engine, and makes few other calls.
 _MAX_CONNECTIONS = MAX_INSTANCES + 64
-# A gateway writes its line at once.
+# A gateway writes its line immediately.
 _LINE_S = 10.0
 _BACKLOG = 64
 # A config of 16 MB and the headers of half a million tensors.
 _MAX_DOCUMENT_BYTES = 128 * 1024 * 1024
-# Inquiries whose documents are in memory at once. Others wait with theirs packed.
+# Inquiries whose documents are in memory at the same time. Others wait with theirs packed.
 _MAX_UNPACKED_DOCUMENTS = 3
 # Unread reports of a pull. Only the last ones count.
 _REPORTS = 16

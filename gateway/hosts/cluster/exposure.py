@@ -17,7 +17,7 @@ _CONNECT_S = 1.0
 
 async def exposed_servers(views: Iterable[NodeView], membership: Membership) -> Sequence[str]:
     """Machine and `ADDRESS:PORT` of each server of Ray on another machine that takes a connection
-    on an address beside that of the cluster.
+    on an address other than that of the cluster.
 
     membership: this machine's, whose ports of Ray all machines have. An address that this machine
     has too, such as that of Docker's bridge, leads to this machine's own servers and is left out.

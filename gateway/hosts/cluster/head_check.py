@@ -1,7 +1,7 @@
 """The question whether this machine can join a head: its port, token, and versions.
 
 Ray reports a wrong token as a lost connection after 20 s. Ray's own client for the head's store
-names it at once. The program prints a line of JSON; `check_head` runs it and says what to do.
+names it immediately. The program prints a line of JSON; `check_head` runs it and says what to do.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from gateway.logging import Logger
 
 log = Logger("fitserve.cluster")
 
-# Files that are under way at once. Each takes a few chunks of memory on both machines.
+# Files that are copied concurrently. Each takes a few chunks of memory on both machines.
 _MAX_CONCURRENT_FILES = 3
 
 

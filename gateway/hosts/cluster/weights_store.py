@@ -1,7 +1,7 @@
 """The weights on the disk of a node, for nodes that copy them.
 
 Only commits of the Hub are copied whose digests were checked on their node, and of these only the
-files that an engine needs. An unfinished copy stays beside its blob, and the next one continues
+files that an engine needs. An unfinished copy stays next to its blob, and the next one continues
 it. A file is of use after its digest was compared.
 """
 

@@ -1,4 +1,4 @@
-"""A child process for one inquiry: all input at once, its lines as they come, nothing left
+"""A child process for one inquiry: all input in one piece, its lines as they come, nothing left
 behind."""
 
 from __future__ import annotations

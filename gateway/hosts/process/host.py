@@ -169,8 +169,8 @@ class ProcessHost:
         )
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
-        """The log, line by line. Ends at once for a name that never ran. After `stop`, gives the
-        whole log file."""
+        """The log, line by line. Ends immediately for a name that never ran. After `stop`, gives
+        the whole log file."""
         async with self._name_lock(name):
             record = await run_to_end(self._find_record, name)
         try:

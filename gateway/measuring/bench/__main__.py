@@ -1,4 +1,4 @@
-"""The load as a process beside the gateway: a job on stdin, the report on stdout, both JSON."""
+"""The load in a process outside the gateway: a job on stdin, the report on stdout, both JSON."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class LoadTest:
             )
         levels_measured = []
         for level in levels:
-            self.report(f"{level} at once")
+            self.report(f"{level} concurrent")
             levels_measured.append(
                 await self._measure_level(level, prompt_tokens, answer_tokens, seconds)
             )

@@ -35,7 +35,7 @@ class DriverMeasurer:
         self.use(rank)
 
     def call(self, name: str, *arguments: Any, fine: int = 0) -> None:
-        """Call a function of libcuda. fine: a code beside 0 that is no error.
+        """Call a function of libcuda. fine: a code other than 0 that is not an error.
 
         Raises DriverError.
         """

@@ -4,7 +4,7 @@
     request while it runs   end it; the next idle time continues with the measurements
     search has ended        take the best plan, if any; then wait until another plan serves
 
-Engines are tried beside the model where memory allows. Otherwise the model stops meanwhile, but
+Engines are tried alongside the model where memory allows. Otherwise the model stops meanwhile, but
 only for a plan that should be better by its forecast.
 """
 

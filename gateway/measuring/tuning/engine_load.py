@@ -1,4 +1,4 @@
-"""Measurement of an idle engine by a process beside the gateway."""
+"""Measurement of an idle engine by a process outside the gateway."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def measure(
     """The report of a load process. None if a client sent a request or the engine failed.
 
     watch: looks whether a client sent a request; an error that it raises ends the measurement.
-    at_once: the most requests at once; None: as many as the plan is made for.
+    at_once: the most concurrent requests; None: the number that the plan is made for.
     has_text: prompts are sentences.
     """
     plan = attempt.plan

@@ -29,7 +29,7 @@ _EAGER = "enforce-eager"
 _KV_DTYPE = "kv-cache-dtype"
 # A batch below the least makes prompts slow; one above the most takes memory and gives nothing.
 _MIN_TOKENS, _MAX_TOKENS = 512, 65536
-# Fewer requests at once than this free no memory that counts.
+# A limit of concurrent requests below this frees little memory.
 _FEW_SEQS = 8
 # The largest batch with a graph of decoding: vLLM's flag, and SGLang's by version. vLLM captures up
 # to 512 by itself: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to 0.33.0.
@@ -114,7 +114,7 @@ def engine_defaults(base: BasePlan) -> tuple[PlanChange, ...]:
 
 
 def other_engines(owner: Wish, plans: Sequence[Plan], served_plan: Plan) -> tuple[PlanChange, ...]:
-    """The best plan of each engine besides that of the served plan. plans: best first."""
+    """The best plan of each engine other than that of the served plan. plans: best first."""
     best_by_engine: dict[str, Plan] = {}
     for plan in plans:
         best_by_engine.setdefault(plan.engine.kind, plan)
@@ -154,7 +154,7 @@ def may_win(plan: Plan, base: BasePlan) -> bool:
 
 
 def concurrent_requests(wish: Wish, plan: Plan) -> int:
-    """Requests at once for each copy of the plan."""
+    """Concurrent requests for each copy of the plan."""
     return max(1, math.ceil(concurrency(wish) / plan.replicas.value))
 
 
@@ -227,14 +227,14 @@ def _request_changes(base: BasePlan) -> Iterator[PlanChange]:
     if plan.data_parallel.value > 1 or _open_flag(base, _SEQS) is None:
         return
     if now < concurrency:
-        text = f"{min(concurrency, now * 2):,} requests at once"
+        text = f"{min(concurrency, now * 2):,} concurrent requests"
         yield _flag_change(
             base, _SEQS, min(concurrency, now * 2), text, "no request waits for a place"
         )
     fewer = max(_FEW_SEQS, 1 << (concurrency - 1).bit_length())
     if now >= 2 * fewer:
         reason = "no more are expected, and places take memory"
-        yield _flag_change(base, _SEQS, fewer, f"{fewer:,} requests at once", reason)
+        yield _flag_change(base, _SEQS, fewer, f"{fewer:,} concurrent requests", reason)
 
 
 def _graph_changes(base: BasePlan) -> Iterator[PlanChange]:

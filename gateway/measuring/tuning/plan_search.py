@@ -134,7 +134,8 @@ class PlanSearch:
             )
         if not self._options.may_be_away and not await self._fits_beside(serving_attempts[0].plan):
             raise Conflict(
-                f"There is no memory for a second engine of {name} beside the one that serves.",
+                f"The memory is too small for a second engine of {name} next to the one that "
+                "serves.",
                 hint=f"`fitserve tune {name} --offline` stops it meanwhile, and brings it back.",
                 param="offline",
             )
@@ -179,7 +180,7 @@ class PlanSearch:
         best_plan = self._add_last_speed(best_plan)
         if self._options.may_be_away:
             if self._options.is_automatic and self._model.rival is None:
-                return "no plan should be better, and none has memory beside the served one"
+                return "no plan should be better, and no plan fits next to the served one"
             self._set_phase("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
             self._report = self._report.evolve(offline=True)
@@ -436,5 +437,5 @@ class PlanSearch:
 
 
 def _fingerprint_without_gpus(plan: Plan) -> str:
-    """The identity of a start on any GPUs: beside the served plan, other ones are free."""
+    """The identity of a start on any GPUs: a trial next to the served plan takes other GPUs."""
     return plan.evolve(gpus=tuple("" for _ in plan.gpus)).fingerprint

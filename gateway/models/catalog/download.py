@@ -2,9 +2,9 @@
 
 The transfer runs in a child process, gateway.models.catalog.fetch. The library's transfer cannot be
 stopped within a process: its workers go on after Ctrl-C, and Xet transfers ignore their callbacks.
-The gateway must be able to stop, and to give up a model, at once. The child also reads the listing
-and the index, which are foreign data. A new download resumes the files of an interrupted one. Files
-that are in the cache are not requested from the Hub.
+The gateway must be able to stop, and to give up a model, immediately. The child also reads the
+listing and the index, which are foreign data. A new download resumes the files of an interrupted
+one. Files that are in the cache are not requested from the Hub.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gateway.models.catalog.folder_reach import is_readable
 
 # Entries of a folder that are read, and folders that are listed.
 _MAX_ENTRIES, _MAX_ROWS = 5000, 500
-# Folders that are read at once. A hanging mount keeps its place until it answers.
+# Folders that are read concurrently. A hanging mount keeps its place until it answers.
 _MAX_CALLS = 4
 # A hanging root delays the list of all of them by so much.
 _ROOT_PATIENCE_S = 2.0
@@ -123,7 +123,7 @@ def _is_model(folder: Path, descriptor: int | None = None) -> bool:
 
 
 class FolderBrowser:
-    """Lists of folders, read beside the event loop."""
+    """Lists of folders, read outside the event loop."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)

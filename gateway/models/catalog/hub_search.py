@@ -27,7 +27,7 @@ _QUERIES: dict[Use, tuple[dict[str, Any], ...]] = {
         {"pipeline_tag": "text-generation", **_CHAT},
         {"pipeline_tag": "image-text-to-text", **_CHAT},
     ),
-    # General models write code too, so they are asked for beside those made for it.
+    # General models write code too, so they are asked for in addition to those made for it.
     "code": (
         {"pipeline_tag": "text-generation", "filter": ("code", *_CHAT["filter"])},
         {"pipeline_tag": "text-generation", "search": "code", **_CHAT},

@@ -4,7 +4,7 @@ The program's priority is that of other programs: on busy processors a nice one 
 
 Input: a line of JSON on stdin, `{"files": [path], "most_bytes": N}`. Output: a line of JSON with
 the bytes that were read, and those that were in the cache. The program ends early when its stdin
-ends. Nothing of this package is imported, as the program starts beside an engine.
+ends. Nothing of this package is imported, as the program starts together with an engine.
 
 A call of posix_fadvise reads no more than one read-ahead of the kernel, 128 KiB on many disks
 (force_page_cache_ra in mm/readahead.c of Linux 6). So a step is no longer, and many are under way.

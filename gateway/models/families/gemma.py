@@ -233,7 +233,7 @@ def _projections(
 def _mixture(
     fields: Fields, layer: str, numbers: Sequence[int], hidden: int, *, is_early: bool
 ) -> tuple[list[Built], list[TensorGroup]]:
-    """Experts beside the MLP of every layer."""
+    """Experts in addition to the MLP of every layer."""
     count, path = fields.integer("num_experts"), f"{layer}.moe" if is_early else layer
     width = fields.integer("moe_intermediate_size", "expert_intermediate_size")
     linears = [

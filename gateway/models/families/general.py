@@ -84,7 +84,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     built_linears, count = _mlps(fields, f"{layer}.mlp", layers_with_mlp(fields, layers), hidden)
     linears += built_linears
     if is_paired(fields):
-        # A second attention, and two dense MLPs beside the experts: FlashDecoderLayer in
+        # A second attention, and two dense MLPs in addition to the experts: FlashDecoderLayer in
         # vllm/model_executor/models/longcat_flash.py.
         linears += _attention(fields, f"{layer}.self_attn.1", attends, hidden)[0]
         for number in range(2):

@@ -77,7 +77,7 @@ def gate_context(inputs: PlanningInput) -> None:
 
 
 def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
-    """Refuse adapters of a rank, or beside a model, that the engine does not take.
+    """Refuse adapters whose rank or base model the engine does not support.
 
     Support for the architecture is known by the engine's own code, which is asked later.
     """

@@ -19,8 +19,8 @@ from gateway.engines.common.speed.machine import read_pcie_bytes_s
 
 _PROMPT_TOKENS = 32768
 # Measured on an H200 with vLLM 0.26.0 and Llama 3.1 8B (benchmarks/notebook/performance.md, "A KV
-# cache in RAM"): the part of the link's bytes/s, and the seconds of a return beside the copy. The
-# copy took 0.073 of the time of computing.
+# cache in RAM"): the part of the link's bytes/s, and the seconds of a return in addition to the
+# copy. The copy took 0.073 of the time of computing.
 _LINK_PART, _OVERHEAD_S = 0.76, 0.06
 _MAX_COPY_PART = 0.1
 _LOSS_WORDS = "plain requests lost 1.4 % where that was measured (vLLM 0.26.0, one H200)"
@@ -82,9 +82,9 @@ def _offload_refusal(candidate: Candidate, *, sleeps: bool) -> str:
         (len(candidate.gpus) != 1, "only an engine on one GPU was measured with it"),
         (candidate.has_unified_memory, "GPU and host share one memory"),
         (kinds != {"full"}, "only full attention in all layers was measured with it"),
-        (bool(inputs.adapters), "untested beside LoRA adapters"),
-        (bool(candidate.speculation.config), "untested beside speculative decoding"),
-        (sleeps or bool(inputs.sharing.leave_reason), "untested beside sleep, and where it leaves"),
+        (bool(inputs.adapters), "untested with LoRA adapters"),
+        (bool(candidate.speculation.config), "untested with speculative decoding"),
+        (sleeps or bool(inputs.sharing.leave_reason), "untested with sleep or a model that leaves"),
     )
     return next((objection for is_true, objection in reasons if is_true), "")
 

@@ -39,7 +39,7 @@ def expert_parallel(candidate: Candidate) -> Choice[bool]:
         "experts are cut like other layers" if candidate.inputs.spec.experts else "no experts"
     )
     if candidate.variant.dp > 1 and candidate.variant.ep:
-        whole_words = "whole experts on each GPU, beside attention of its own"
+        whole_words = "whole experts on each GPU, with separate attention"
     return bool_choice(
         candidate.variant.ep,
         *_reason_and_source(candidate, "ep", "enable-expert-parallel", whole_words),

@@ -23,7 +23,7 @@ from gateway.planner.sizes import shortcomings, wanted_context
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-# Variants that are read, seconds for all, reads at once, and forms that are shown.
+# Variants that are read, seconds for all, concurrent reads, and forms that are shown.
 _MAX_READ, _LIMIT_S, _MAX_READERS, _MAX_ALTERNATIVES = 8, 6.0, 4, 5
 # Verdicts that no other form of the model cures.
 _FORMLESS_VERDICTS = {
@@ -103,7 +103,7 @@ def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -
     )
     fit = WouldFit(
         weights_bytes=_weights(decision),
-        # Another form may take less memory beside its weights.
+        # Another form may take less memory besides its weights.
         room_bytes=max([_max_weights_bytes(decision), *(form.weights_bytes for form in forms)]),
         room_empty_bytes=_max_weights_bytes(unshared_decision)
         if unshared_decision is not None

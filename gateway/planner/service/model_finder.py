@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["USES", "ModelFinder", "ModelSearch", "find_models", "fitting_parameters"]
 
-# Seconds for all reads, reads at once, and quantized variants of a model that are read.
+# Seconds for all reads, concurrent reads, and quantized variants of a model that are read.
 _LIMIT_S, _CONCURRENT_READS, _MAX_VARIANTS = 60.0, 8, 3
 # Tokens/s of one request alone. People read ten, and a model thinks before it answers.
 _CHAT_SPEED = 15.0

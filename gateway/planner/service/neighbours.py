@@ -47,7 +47,7 @@ class _Seat:
 
 @dataclass
 class Neighbourhood:
-    """A machine whose models are planned beside each other.
+    """A machine whose models are planned together.
 
     decide: the decision for a request.
     name: the name of another machine; "": this one.
@@ -95,7 +95,7 @@ class Neighbourhood:
             seat.kept_bytes = None
 
     def _decide(self, wish: Wish, seat: _Seat | None = None) -> Decision:
-        """The decision beside the other models. seat: of the model, if it has one."""
+        """The decision next to the other models. seat: the model's seat, if it has one."""
         neighbours = [neighbour for neighbour in self._seats if neighbour is not seat]
         promised_bytes = sum_promises(
             promise for neighbour in neighbours for promise in neighbour.promises

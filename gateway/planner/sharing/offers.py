@@ -1,6 +1,6 @@
 """Offers of memory by other models, and the fewest that a plan needs. Pure.
 
-the best plan beside the others              offers that it takes
+the best plan next to the others             offers that it takes
 has everything that was wished for           none
 has a short context or halved weights        surplus KV cache, if that helps
 does not exist, even with all surplus        also sleep and stop, in the order of the offers
@@ -41,7 +41,7 @@ def gift_bytes(offers: Iterable[Offer]) -> dict[str, int]:
     """Bytes by GPU UUID that are reserved for the receiver of these offers.
 
     KV cache that was given for the receiver alone, and the free memory that it counted on
-    beside it. The memory of a model that is unloaded serves every waiting model, so it is not
+    next to it. The memory of a model that is unloaded serves every waiting model, so it is not
     reserved.
     """
     surplus = [offer for offer in offers if offer.how == "surplus"]
@@ -130,7 +130,7 @@ class _OfferSearch:
             reaches = self.losses(offers[:middle]) <= goal
             low, high = (low, middle) if reaches else (middle + 1, high)
         fewest_offers = list(offers[:low])
-        # Offers on other GPUs than the plan's are dropped at once.
+        # Offers on other GPUs than the plan's are dropped immediately.
         gpus = set(self.decision(fewest_offers).plans[0].devices)
         on_gpus = [offer for offer in fewest_offers if gpus & offer.gives.keys()]
         fewest_offers = on_gpus if self.losses(on_gpus) <= goal else fewest_offers

@@ -1,8 +1,8 @@
 """A rate of the gateway's own answers by key and address, for all callers without an admin key.
 
 Health, the page, metrics and the admin API are rendered in the loop that serves inference. So a
-caller gets BURST answers at once and PER_S a second. Further requests wait, or are refused where
-the wait is too long.
+caller gets BURST answers without a wait, and then PER_S a second. Further requests wait, or are
+refused where the wait is too long.
 """
 
 from __future__ import annotations

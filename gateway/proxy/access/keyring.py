@@ -1,12 +1,12 @@
-"""Created keys, kept in the store and in a file beside the database, DATA_DIR/keys.json.
+"""Created keys, kept in the store and in a file next to the database, DATA_DIR/keys.json.
 
 Both hold the digests of the same keys. A database without keys was lost or reset, so it takes the
 keys of the file: a damaged database does not open the gateway. If the file is unreadable too, only
 the keys of the settings are valid.
 
-A key can be revoked on a full disk: at once in memory, then in the file by zeros over its digest,
-which need no space. The database and the whole file follow, retried until they succeed. A key with
-a struck digest in the file is revoked, even if the database has it.
+A key can be revoked on a full disk: immediately in memory, then in the file by zeros over its
+digest, which need no space. The database and the whole file follow, retried until they succeed. A
+key with a struck digest in the file is revoked, even if the database has it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Keyring:
             valid = tuple(key for key in in_file if not key.is_struck)
             if valid:
                 log.warning(
-                    "the database had no keys; the keys of the file beside it are valid",
+                    "the database had no keys; the keys of the file next to it are valid",
                     keys=len(valid),
                 )
                 if self._store.problem is None:
@@ -150,7 +150,7 @@ class Keyring:
         return key
 
     def remove(self, name: str) -> bool:
-        """Revoke a key at once; its current requests are finished. Returns whether the disk has
+        """Revoke a key immediately; its current requests are finished. Returns whether the disk has
         the change; otherwise it is retried, and a gateway that starts before accepts the key.
         Raises NotFound, Conflict."""
         with self._lock:

@@ -1,6 +1,6 @@
 """Limits of a key: requests per minute, tokens per minute, concurrent requests.
 
-Excess requests get 429. A minute's quota can be used at once, and refills evenly over the next
+Excess requests get 429. A minute's quota can be used in one go, and refills evenly over the next
 minute. Tokens are known only at the end of an answer. Then they are deducted, and a negative
 balance delays the next request. If an answer reports no usage (the client left, or streamed without
 usage), its tokens are estimated from its bytes, up to a minute's quota.

@@ -65,8 +65,8 @@ def structured_usage(data: bytes) -> tuple[int | None, int | None, int | None]:
 def _token_counts(block: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     prompt = _token_count(block, "prompt_tokens", "input_tokens")
     completion = _token_count(block, "completion_tokens", "output_tokens")
-    # Anthropic counts tokens from a cache beside `input_tokens`; OpenAI counts them within the
-    # prompt.
+    # Anthropic counts tokens from a cache in addition to `input_tokens`; OpenAI counts them within
+    # the prompt.
     read, created_tokens = (
         _token_count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation")
     )

@@ -43,7 +43,7 @@ _INERT_BY_TYPE = {
     **dict.fromkeys(("search_result", "url_citation", "web_search_result"), _HISTORY | {"url"}),
 }
 _NO_FIELDS: frozenset[str] = frozenset()
-# Texts beside a medium that describe it.
+# Texts next to a medium that describe it.
 _WORDS = frozenset(
     (
         "caption",
@@ -86,7 +86,7 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
     while waiting_values:
         value, is_media = waiting_values.pop()
         if isinstance(value, dict):
-            # Below a medium, engines read a URL whatever type stands beside it.
+            # Below a medium, engines read a URL whatever type is next to it.
             inert = _NO_FIELDS if is_media else _inert_fields(value.get("type"))
             waiting_values.extend(
                 (inner_value, _holds_media(name) or (is_media and name not in _WORDS))

@@ -25,7 +25,7 @@ class RoutedReplica:
     """An engine that answers for a model. `url` is its base without /v1, `served_name` its name for
     the model.
 
-    capacity: how many requests it gets at once; None if unknown.
+    capacity: most concurrent requests that it gets; None: unknown.
     key: its key for callers.
     adapters: names of adapters with the engine's names.
     seed: a number for the id.
@@ -61,7 +61,7 @@ class RoutedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Facts of a model in GET /v1/models beside its name and state. `tools` to `json_schema`:
+    """Facts of a model in GET /v1/models other than its name and state. `tools` to `json_schema`:
     "proven", "not proven" or "unknown", as `gateway.domain.running.Abilities`.
 
     adapter: source of an adapter.

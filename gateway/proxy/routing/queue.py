@@ -7,7 +7,7 @@ longest, so that no class waits for ever.
 cause of the wait           at most                        then
 every replica is full       Limits.queue_timeout_s         429
 no replica is ready         ModelRoute.wait_s              503
-the queue is full           -                              the same, at once
+the queue is full           -                              the same, immediately
 
 `Exchange.sweep` limits the wait. `Routes` ends it: a queue is checked whenever a replica has
 finished a request, or the table has changed.
@@ -27,7 +27,7 @@ from gateway.proxy.routing.model_route import ModelRoute
 if TYPE_CHECKING:
     from gateway.proxy.queue_wait import QueueWait
 
-# Places that every queue has, even if the engines take few requests at once.
+# Places that every queue has, even if the engines take few concurrent requests.
 MIN_PLACES = 128
 OLDEST_TURN = 8
 # The part of an engine's running requests that classes after `normal` leave to others.
@@ -97,8 +97,8 @@ class Queue:
         self.remove(wait)
 
     def may_overtake(self, priority: int) -> bool:
-        """Whether a request that arrives may take a place at once, because all others are of later
-        classes."""
+        """Whether a request that arrives may take a place immediately, because all others are of
+        later classes."""
         return self.oldest_in_turn is None and all(
             line_priority > priority for line_priority, _ in self._lines
         )
@@ -159,7 +159,7 @@ class Queue:
 
 def places(route: ModelRoute, limit: int | None) -> int:
     """The number of requests that may wait for a model. `limit`: the setting; None: twice the
-    number that its replicas take at once."""
+    number that its replicas take concurrently."""
     if limit is not None:
         return limit
     return max(MIN_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
@@ -168,9 +168,9 @@ def places(route: ModelRoute, limit: int | None) -> int:
 def capacity_for(priority: int, capacity: int) -> int:
     """The number of a replica's places that a request of that priority may fill.
 
-    capacity: the requests that the engine runs at once, and a quarter to follow. Classes after
+    capacity: the requests that the engine runs concurrently, and a quarter to follow. Classes after
     `normal` fill no place of the quarter and leave some of the others free, so that a request
-    before them runs at once.
+    before them runs immediately.
     """
     if priority <= PRIORITIES["normal"]:
         return capacity

@@ -18,7 +18,7 @@ from gateway.proxy.shared_memory import RESPONSES, SharedTable
 _SHOWN_ID = 200
 # Memory of an engine for responses.
 STORE_BYTES = 256 * 1024**2
-# Memory of a response beside its texts, rounded up: some dozens of Python objects.
+# Memory of a response in addition to its texts, rounded up: some dozens of Python objects.
 _OBJECTS_BYTES = 8 * 1024
 # An event stream has the text once in events of some 200 bytes a token, and twice as a whole.
 _BYTES_OF_EVENTS = 8
@@ -29,7 +29,7 @@ class Responses:
     """Remembers the key and the replica of each response.
 
     `table`: shared by several workers; None: of this process alone. The oldest entries are
-    dropped. Two workers that count at once may lose a response of the smaller one.
+    dropped. Two workers that count at the same time may lose a response of the smaller one.
     """
 
     def __init__(self, table: SharedTable | None = None) -> None:

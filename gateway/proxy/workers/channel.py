@@ -8,7 +8,7 @@ OtherLoads           control   twice a second, after a change: requests in fligh
 Shutdown             control   another gateway takes over: the worker finishes requests, and ends
 RequestsQuery        control   an operator lists the requests in flight, or ends one
 RequestsReport       worker    the answers to RequestsQuery, in order
-Report               worker    twice a second; at once for a new route table, and for the first
+Report               worker    twice a second; immediately for a new route table, and for the first
                                request that waits for a model
 
 Each table is a complete value that replaces the previous one; only `usage` of a report is a

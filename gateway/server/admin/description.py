@@ -68,7 +68,7 @@ _REQUEST = {
     "required": ["model"],
     "properties": {"model": {"type": "string"}},
 }
-# Endpoints beside the table, as `gateway.proxy.api.endpoints.find` reads them.
+# Endpoints outside the table, as `gateway.proxy.api.endpoints.find` reads them.
 _BELOW = (
     Endpoint("models", "GET", "/v1/models/{id}", frozenset(), body="none", destination="models"),
     Endpoint("responses", "GET", "/v1/responses/{id}", frozenset(), body="none", destination="id"),

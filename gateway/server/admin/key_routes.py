@@ -34,7 +34,7 @@ class KeyMade(KeyView):
 
 @router.post("", status_code=201, responses=errors(Conflict, StoreError))
 async def make_key(request: Request, body: Grant) -> KeyMade:
-    """Create a key, which is valid at once."""
+    """Create a key, which is valid immediately."""
     keyring = gateway_of(request).keyring
     key = await asyncio.to_thread(keyring.add, body)
     created_key = next(
@@ -66,8 +66,8 @@ async def list_keys(request: Request) -> KeyList:
 
 @router.delete("/{name}", responses=errors(NotFound, Conflict, StoreError))
 async def remove_key(request: Request, name: str) -> dict[str, Any]:
-    """Revoke a key at once; its current requests are finished. `durable`: a restart keeps the key
-    revoked. A full disk makes it false until a retry succeeds."""
+    """Revoke a key immediately; its current requests are finished. `durable`: a restart keeps the
+    key revoked. A full disk makes it false until a retry succeeds."""
     keyring = gateway_of(request).keyring
     return {
         "name": name,

@@ -206,7 +206,7 @@ def _change_view(model: ManagedModel) -> ChangeView | None:
         changed_count = sum(replica.generation == generation for replica in model.replicas)
         state, detail = "underway", f"{changed_count} of {len(model.replicas)} replicas are changed"
         if model.trial is not None and model.trial.succession.seeks_plan:
-            detail += f"; the next replica starts beside the running ones: {model.trial.phase}"
+            detail += f"; the next replica starts alongside the running ones: {model.trial.phase}"
     return ChangeView(
         at=change.at, state=state, detail=detail, wish=diff_wishes(model.wish, change.wish)
     )

@@ -28,8 +28,8 @@ async def requests(request: Request) -> RequestsInFlight:
 
 @router.delete("/{id:path}", responses=errors(NotFound))
 async def cancel(request: Request, id: str) -> Ended:  # noqa: A002 - the name in the path
-    """End every request in flight with this id. The engine of a request is released at once, and
-    its client gets an error (403, `cancelled`), in a stream as an event."""
+    """End every request in flight with this id. The engine of a request is released immediately,
+    and its client gets an error (403, `cancelled`), in a stream as an event."""
     in_flight = gateway_of(request).in_flight
     cancelled = await in_flight.cancel(id)
     if not cancelled:

@@ -24,7 +24,7 @@ class TuneBody(Value):
     offline: bool = Field(
         False,
         description=(
-            "stop the model's engines meanwhile, where no second one has memory beside them"
+            "stop the model's engines meanwhile, where memory is too small for a second engine"
         ),
     )
     lossy: bool = Field(

@@ -82,7 +82,7 @@ def page_files() -> PageFiles:
     reload = contents.pop(_RELOAD)
     digest = base64.b64encode(hashlib.sha256(reload).digest()).decode()
     policy = HEADERS[_POLICY].replace("script-src", f"script-src 'sha256-{digest}'")
-    # Loads all modules at once, not one after another.
+    # Loads all modules in parallel, not one after another.
     modules = "\n".join(
         f'<link rel="modulepreload" href="PAGE/{name}"{_priority(name)}>'
         for name in contents

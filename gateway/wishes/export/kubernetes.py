@@ -43,7 +43,8 @@ def kubernetes(start: EngineStart, copies: int = 1) -> list[dict[str, Any]]:
 def pod_spec(start: EngineStart, engine_container: dict[str, Any]) -> dict[str, Any]:
     """The pod around the container of an engine."""
     return {
-        # A process 1 beside the engine: SGLang as process 1 reports a dead scheduler as success.
+        # A process 1 other than the engine: SGLang as process 1 reports a dead scheduler as
+        # success.
         "shareProcessNamespace": True,
         "containers": [engine_container],
         "volumes": [

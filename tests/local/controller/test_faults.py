@@ -41,7 +41,7 @@ from tests.support.scripted_engine import EngineScript
 async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, gpus: int, less: tuple[str, ...]
 ) -> None:
-    """Where graphs did not fit beside the KV cache, by more room for them; where a batch did not,
+    """Where graphs did not fit besides the KV cache, by more room for them; where a batch did not,
     by a smaller one; a GPU that cannot hold the weights shares them with another one,
     and only where there is none are they halved."""
     specs: list[LaunchSpec] = []
@@ -82,7 +82,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
         assert f"next: {' '.join(next_attempt_text(follows).split())}" in output
         assert ("quantization" in {differ["what"] for differ in follows["differs"]}) is has_fp8
         assert (
-            "weights are halved while they load: 24.45 GiB were needed here beside the KV cache"
+            "weights are halved while they load: 24.45 GiB were needed here besides the KV cache"
             in output
         ) is has_fp8
         facts = [

@@ -409,7 +409,7 @@ def test_the_first_steps_of_a_public_report_help(report: dict[str, Any]) -> None
         (
             "RuntimeError: Prefill out of memory. Try to lower your batch size.",
             ["sglang/srt/managers/scheduler.py:event_loop_normal"],
-            "Allow fewer requests",
+            "Allow fewer concurrent requests",
             "Lower --mem-fraction-static",
         ),
         (

@@ -53,13 +53,14 @@ def test_gains_are_parts_of_speed_and_numbers_of_room_and_context() -> None:
     better = plan.evolve(speed=faster, memory=figures)
     room = f"{plan.memory.full_requests:.3g}"
     assert gains(better, plan) == (
-        f"+38% alone, -50% with 32 at once, room for 12 requests of 40,960 tokens instead of {room}"
+        "+38% alone, -50% with 32 concurrent, room for 12 requests of 40,960 tokens"
+        f" instead of {room}"
     )
     roomy = plan.evolve(memory=plan.memory.evolve(full_requests=3_996.45))
     assert "room for 3,996 requests of" in gains(roomy, plan)
     longer = plan.evolve(max_model_len=plan.max_model_len.evolve(value=81_920), drops=("images",))
     assert gains(longer, plan).endswith(
-        "+0% with 32 at once, 81,920 tokens of context instead of 40,960, without images"
+        "+0% with 32 concurrent, 81,920 tokens of context instead of 40,960, without images"
     )
     slower = plan.speed.evolve(stream=stream.evolve(value=stream.value * 0.999))
     assert gains(plan.evolve(speed=slower), plan).startswith("+0% alone")

@@ -110,7 +110,7 @@ def test_a_small_lack_of_memory_is_told_by_the_difference() -> None:
     while high - low > 1e-6:
         share = (low + high) / 2
         low, high = (share, high) if "are available" in reason_of(share) else (low, share)
-    assert "beside the KV cache, 1 MiB more than are available" in reason_of(low)
+    assert "besides the KV cache, 1 MiB more than are available" in reason_of(low)
 
 
 def test_user_flags_win_over_the_planner() -> None:
@@ -201,7 +201,7 @@ def test_no_weights_are_halved_beside_a_neighbour_and_no_context_is_cut_to_nothi
     decision = decide_beside(20)
     assert not decision.plans
     reason = decision.rejected[0].reasons[0]
-    assert "beside other models it would have weights halved to fp8" in reason
+    assert "next to other models it would have weights halved to fp8" in reason
     assert "131072 without them" in reason
     # A wish for it gets it; memory that a neighbour leaves is taken where it is enough.
     assert decide_beside(20, args={"quantization": "fp8"}).plans

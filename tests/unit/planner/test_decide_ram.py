@@ -69,7 +69,7 @@ def test_a_model_without_enough_memory_beside_others_is_refused_with_its_need(
 ) -> None:
     decision = make_decision(64, claimed)
     assert not decision.plans
-    assert "of RAM, beside other engines" in decision.rejected[0].reasons[0]
+    assert "the RAM that other engines leave" in decision.rejected[0].reasons[0]
 
 
 def test_a_kv_cache_that_the_user_set_has_to_fit() -> None:

@@ -86,7 +86,7 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
         r"\s+activations,\s+without\s+image,\s+video\s+\(degraded\)\n",
         text,
     )
-    assert re.search(r"\n32 at once        [\d,]+ \([\d,]+ to [\d,]+\) tokens/s in all\n", text)
+    assert re.search(r"\n32 concurrent     [\d,]+ \([\d,]+ to [\d,]+\) tokens/s in all\n", text)
     assert "\n  no_kernel: vllm==0.19.1 TP=2\n" in text
     assert "\n      Marlin: N=32 is not a multiple of 64 (32 over)\n" in text
     assert "\x1b" not in text

@@ -36,7 +36,7 @@ def test_memory_counts_more_than_layouts_that_nobody_asked_for() -> None:
     with_room = decision.evolve(would_fit=fitting)
     assert cause(with_room) == "The weights take 600.00 GiB; at most 160.00 GiB fit here now."
     assert refusal_lines(with_room)[1].startswith("No change that was planned gives a plan;")
-    assert "beside the KV cache" in cause(decision)
+    assert "besides the KV cache" in cause(decision)
 
 
 def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:

@@ -144,7 +144,7 @@ def test_a_tight_model_gives_up_features_for_a_useful_context() -> None:
     assert best.max_model_len.value >= 32_768
     assert "no CUDA graphs, which costs speed" in best.enforce_eager.reason
     assert "which costs some accuracy" in best.kv_cache_dtype.reason
-    assert "fewer requests at once" in best.max_num_seqs.reason
+    assert "fewer concurrent requests" in best.max_num_seqs.reason
     assert all(
         plan.memory is not None and plan.memory.low <= plan.memory.budget_bytes
         for plan in decision.plans

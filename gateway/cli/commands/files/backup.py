@@ -121,8 +121,8 @@ def restore(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Restore a backup into FITSERVE_DATA_DIR. Stop its gateway first. Existing data is kept beside
-    it. Never run two gateways from one backup on one machine: they would stop each other's
+    """Restore a backup into FITSERVE_DATA_DIR. Stop its gateway first. Existing data is kept next
+    to it. Never run two gateways from one backup on one machine: they would stop each other's
     engines."""
     from gateway.logging import configure_logging
     from gateway.settings import load_settings
@@ -140,7 +140,7 @@ def restore(
         if file == _STANDARD_STREAM:
             raise BadRequest(
                 f"There is data in {data}, and the standard input cannot be asked.",
-                hint="Give --yes to replace it. The existing data is kept beside it.",
+                hint="Give --yes to replace it. The existing data is kept next to it.",
             )
         typer.confirm(f"Replace the data in {data}?", abort=True)
 

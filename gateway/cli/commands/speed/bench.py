@@ -1,4 +1,4 @@
-"""`fitserve bench`: the measured speed of a model, beside forecast and last measurement."""
+"""`fitserve bench`: the measured speed of a model, compared with forecast and last measurement."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _show_bench(stored_bench: Any, expected_speed: Any) -> None:
         count = level["concurrency"]
         forecast = forecasts.get("total") if forecasts.get("concurrency") == count else None
         add_row(
-            f"{count:,} at once",
+            f"{count:,} concurrent",
             "tokens/s",
             level["tokens_per_s"],
             forecast,

@@ -36,8 +36,8 @@ def tune(
 ) -> None:
     """Search for a faster plan of a served model.
 
-    Plans that an expert would try are started and measured, beside the model where memory allows.
-    Nothing changes without --apply or your consent. Ctrl-C ends the search.
+    Plans that an expert would try are started and measured, alongside the model where memory
+    allows. Nothing changes without --apply or your consent. Ctrl-C ends the search.
     """
     body = {"minutes": minutes, "offline": offline, "lossy": lossy}
     path = model_path(name, "/tune")
@@ -96,8 +96,8 @@ def _line(plan: Any) -> str:
         return f"{plan['change']}: {plan['problem']}"
     speed = plan["speed"]
     return (
-        f"{plan['change']}: {speed['stream']['value']:,g} tokens/s alone,"
-        f" {speed['total']['value']:,g} of {speed['concurrency']} at once ({plan['worth']:.2f})"
+        f"{plan['change']}: {speed['stream']['value']:,g} tokens/s alone, "
+        f"{speed['total']['value']:,g} with {speed['concurrency']} concurrent ({plan['worth']:.2f})"
     )
 
 

@@ -1,4 +1,4 @@
-"""Inputs of a model beside text, by its config. Pure."""
+"""Inputs of a model other than text, by its config. Pure."""
 
 from __future__ import annotations
 

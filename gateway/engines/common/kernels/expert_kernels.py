@@ -186,7 +186,7 @@ def choose_moe(
 ) -> MoeChoice:
     """The backend of these experts on a GPU of this capability ("8.6").
 
-    packages: importable beside the engine; None: those of its official image.
+    packages: packages that the engine can import; None: those of its official image.
     forced_backend: --moe-backend.
     variables: environment variables, as rule_variables names them.
     """

@@ -177,7 +177,7 @@ def choose(
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
-    packages: importable beside the engine; None: those of its official image.
+    packages: packages that the engine can import; None: those of its official image.
     variables: those of the environment as rule_variables names them, and `disabling` kernels.
     forced_backend: --linear-backend.
     refusals: observed ones for such a layer, which override these rules.

@@ -200,8 +200,8 @@ def linear_bytes(
 
 
 def kept_scale_bytes(built_model: BuiltModel, rank: Rank, names: Collection[str]) -> int:
-    """Bytes of the scales that stay beside those in the kernel's order, for experts of these
-    names."""
+    """Bytes of the scales that stay in addition to those in the kernel's order, for experts of
+    these names."""
     total = 0
     for layer in built_model.linears:
         if layer.name not in names or not layer.experts or not isinstance(layer.scheme, Scheme):
@@ -334,7 +334,7 @@ def _uses_marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collecti
 
 
 def _repacked_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item_bytes: int) -> int:
-    """Bytes beside the weights of other experts, whose groups are halved until they fit:
+    """Bytes in addition to the weights of other experts, whose groups are halved until they fit:
     quantization/moe_wna16.py."""
     group_size = scheme.group
     while group_size > 1 and any(size % group_size for size in _expert_sizes(layer, k, n)):

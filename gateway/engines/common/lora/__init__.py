@@ -1,2 +1,2 @@
-"""LoRA adapters: small changes of a model's weights that an engine serves beside the model
+"""LoRA adapters: small changes of a model's weights that an engine serves together with the model
 itself."""

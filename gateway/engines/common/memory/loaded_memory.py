@@ -1,5 +1,5 @@
-"""Memory of a loaded model beside its parameters: tables of positions, unused parts of segments.
-Pure.
+"""Memory of a loaded model other than its parameters: tables of positions, unused parts of
+segments. Pure.
 
 Sources: get_rope in vllm/model_executor/layers/rotary_embedding (0.32.0) and in
 sglang/srt/layers/rotary_embedding/factory.py (0.5.23); kSmallSize and its neighbours in

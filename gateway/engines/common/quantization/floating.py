@@ -35,7 +35,7 @@ PLAIN_TOWERS = "plain_modelopt_towers"
 # (modelopt.py:209), SGLang from 0.5.23 (modelopt_quant.py:341).
 QUANTIZED_HEADS = "modelopt_heads"
 # Experts that a list of quantized layers has neither by name nor one by one take the first entry
-# beside them: vLLM from 0.26.0 (_resolve_quant_algo, modelopt.py:1794 of 0.33.0).
+# alongside them: vLLM from 0.26.0 (_resolve_quant_algo, modelopt.py:1794 of 0.33.0).
 EXPERTS_BY_SIBLINGS = "modelopt_experts_by_siblings"
 _TOWERS = ("vision_tower", "vision_model", "vit_large_projector")
 

@@ -382,7 +382,7 @@ CONDITIONS: dict[str, Condition] = {
     "min_gib": Condition(_type_adapter(float), _min_gib),  # memory of the smallest GPU
     "package": Condition(_NAME, _package_refusal),
     "variable": Condition(_NAME, _variable_refusal),  # an environment variable that is on
-    # The engine insists on a kernel beside the chosen one.
+    # The engine insists on another kernel in addition to the chosen one.
     "enabled": Condition(_NAME, _kernel_refusal),
     # The dtype of the computation.
     "dtypes": Condition(_NAMES, _dtype_refusal),

@@ -63,7 +63,7 @@ def drafting_bytes(
     known.
 
     The embedding and the head are the model's own (vllm/v1/spec_decode/llm_base_proposer.py,
-    _maybe_share_lm_head), but for a `shared_head` in the files, which is loaded beside it.
+    _maybe_share_lm_head), but for a `shared_head` in the files, which is loaded in addition to it.
     """
     if spec.draft_tensors:
         heads = max((group.kv_heads for group in spec.attention), default=1)

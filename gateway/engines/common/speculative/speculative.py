@@ -137,7 +137,7 @@ def _layer_speculation(
         refusals = [
             _kernel_refusal(
                 "mtp",
-                f"{tokens.value} tokens at once are not a multiple of the {layers} layers that"
+                f"{tokens.value} tokens in a draft are not a multiple of the {layers} layers that"
                 " draft",
             )
         ]

@@ -68,7 +68,7 @@ class Speculation(Value):
     method: Choice[str]
     tokens: Choice[int] | None = None
     config: dict[str, Any] = Field({}, description="empty: nothing is drafted")
-    weights_bytes: int = Field(0, description="per rank, beside the target's")
+    weights_bytes: int = Field(0, description="per rank, in addition to the target's")
     groups: tuple[AttentionGroup, ...] = Field(
         (), description="attention of the drafter, which keeps a KV cache too"
     )

@@ -36,7 +36,7 @@ _MIN_ANSWER_TOKENS, _MIN_STEPS = 256.0, 64.0
 # The figures need this many stretches, and the middle half of them must differ by less than this.
 MIN_STRETCHES = 3
 _STEADY_RATIO = 1.25
-# A request alone has at most so many beside it.
+# A request counts as single up to this mean number of running requests.
 _SINGLE_REQUEST = 1.5
 # The first token of a shorter prompt says more about the engine's overhead than about prefill.
 _MIN_PROMPT, _LONG_PROMPT = 1024, 8192

@@ -142,7 +142,7 @@ def _is_served(fact: Fact) -> bool:
 
 
 def correct_by_measurement(plan: Plan, facts: Iterable[Fact]) -> Plan:
-    """facts: about this plan. The figures of another number of replicas, or of requests at once,
+    """facts: about this plan. The figures of another number of replicas, or of concurrent requests,
     are none of its own."""
     facts = tuple(facts)
     if not facts:
@@ -272,7 +272,7 @@ def _bench_figures(plan: Plan, bench: Bench) -> dict[str, float]:
 
 
 def _concurrency(plan: Plan, bench: Bench) -> int:
-    """The requests at once that `total` is about: those that were planned, or where nobody knew,
+    """The concurrent requests that `total` is about: the planned number, or where it is unknown,
     the most that were measured."""
     if plan.speed is not None:
         return plan.speed.concurrency

@@ -135,7 +135,7 @@ class SpeedTable(Value):
 
     kernels: shares by a part of the kernel's name; the first match counts.
     experts: the same for products of experts.
-    layer_s: cost of one layer beside its products with CUDA graphs.
+    layer_s: cost of one layer with CUDA graphs, without its products.
     eager_layer_s: time of a layer without graphs and without experts.
     graph_tokens_of: kinds of engines with graphs for all batches up to this many tokens, at most
         twice the requests of a step.

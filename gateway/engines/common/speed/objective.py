@@ -29,7 +29,7 @@ _BALANCE = (0.4, 0.4, 0.2)
 
 
 class PlanOutcome(NamedTuple):
-    """Results of a plan with all its replicas. useful_tokens: tokens of context that fit at once,
+    """Results of a plan with all its replicas. useful_tokens: tokens of context that fit together,
     up to the needed number."""
 
     speed: Speed | None
@@ -60,7 +60,7 @@ def plan_outcome(
 
 # Requests that have their whole context at the same time.
 LONG_REQUESTS_MAX = 4
-# Requests at once where the wish names no number.
+# Concurrent requests where the wish names no number.
 _CONCURRENCY: dict[Goal, int] = {
     "latency": 1,
     "balanced": 32,
@@ -71,7 +71,7 @@ _CONCURRENCY: dict[Goal, int] = {
 
 
 def concurrency(wish: Wish) -> int:
-    """Requests at once that a plan is made for."""
+    """Concurrent requests that a plan is made for."""
     return wish.concurrency or _CONCURRENCY[wish.goal]
 
 
@@ -104,7 +104,7 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
 
 
 class Penalties(NamedTuple):
-    """Arguments against a plan beside its speed.
+    """Arguments against a plan other than its speed.
 
     is_weak: the engine version has published weaknesses.
     changes: number of changes of the engine's own choices.

@@ -2,7 +2,7 @@
 Pure.
 
 clock = StepClock(work, machine, table)
-clock.decode_s(requests, context)          between two tokens of a request, of so many at once
+clock.decode_s(requests, context)          between two tokens of a request among so many
 clock.prompts_s(count, length, limit)      to compute prompts, in batches of at most so many tokens
 clock.total_per_s(...), clock.first_token_s(...)  the speed for users
 """
@@ -140,8 +140,8 @@ class StepClock:
     def total_per_s(
         self, requests: float, prompt_tokens: float, answer_tokens: float, limit: int
     ) -> float:
-        """Tokens/s of so many requests at once, each of which reads a prompt of `prompt_tokens` and
-        writes `answer_tokens`.
+        """Tokens/s of this many concurrent requests, each of which reads a prompt of
+        `prompt_tokens` and writes `answer_tokens`.
 
         Requests keep together: their prompts are computed in steps as full as may be, then their
         answers token by token.

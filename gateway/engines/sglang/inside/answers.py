@@ -3,7 +3,7 @@ settings.
 
 An answer has the fields of vllm_answers.py. `kernels` name the multiplying function, and for
 experts the runner. `needed` is for a pool of this many tokens, which its requests share. `fixed`
-are bytes beside the pool.
+are bytes outside the pool.
 """
 
 from __future__ import annotations

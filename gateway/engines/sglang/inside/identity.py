@@ -1,4 +1,4 @@
-"""Version of the SGLang that is installed beside this Python."""
+"""Version of the SGLang that is installed for this Python."""
 
 from __future__ import annotations
 

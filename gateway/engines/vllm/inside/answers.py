@@ -153,7 +153,7 @@ def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
             attributes.get("use_marlin")
             and "Marlin" not in type(attributes.get("fp8_linear")).__name__
         ):
-            return "Marlin"  # for every kernel that it made besides
+            return "Marlin"  # for every other kernel that it made
         if type(attributes.get("w8a8_block_fp8_linear")).__name__.endswith("LinearOp"):
             return block_fp8(k, n, dtype)
         for name in ("kernel", "linear_kernel", "w8a8_block_fp8_linear", "fp8_linear"):
@@ -268,7 +268,7 @@ def specs(engine_config: Any) -> dict[str, Any]:
 
 
 def _customize_spec(layer: Any, spec: Any) -> Any:
-    """The spec with the bytes of the layer's backend beside keys and values, such as scales.
+    """The spec with the bytes of the layer's backend other than keys and values, such as scales.
     Versions before 0.33.0 count them in the spec itself (get_kv_cache_spec in
     vllm/v1/worker/gpu/attn_utils.py)."""
     interface: Any = importlib.import_module("vllm.v1.kv_cache_interface")
@@ -343,8 +343,8 @@ def set_aside(
     length: int,
     bytes_needed: int,
 ) -> int:
-    """Blocks that must be free beside those of a request, or the engine refuses to start: found by
-    trying."""
+    """Blocks that must be free in addition to those of a request, or the engine refuses to start:
+    found by trying."""
     engine_config.model_config.max_model_len = length
     for blocks in range(4):
         try:

@@ -146,7 +146,7 @@ _B12X_SINCE = (0, 7, 2)
 
 
 def required_packages(sources: str) -> set[str]:
-    """Optional packages beside an installation of these sources, by the wheel's requirements and
+    """Optional packages of an installation of these sources, by the wheel's requirements and
     content."""
     result = set()
     metadata = next(Path(sources).glob("vllm-*.dist-info/METADATA")).read_text()
@@ -174,7 +174,7 @@ def boot(
 ) -> None:
     """Make `import vllm` mean these sources on `count` GPUs of this capability. Once per process.
 
-    present_packages: optional packages that are installed beside it; None: those that it requires.
+    present_packages: optional packages that are installed with it; None: those that it requires.
     """
     installed_packages = (
         required_packages(sources) if present_packages is None else {*present_packages}

@@ -116,7 +116,7 @@ def hear(start: Start, model: Any) -> None:
         missing_packages = [name for name in _SOUND_PACKAGES if find_spec(name) is None]
         start.refuse(
             "sound",
-            "sound cannot be read, because packages beside the engine are missing:"
+            "sound cannot be read, because packages for it are missing in the engine's environment:"
             f" {', '.join(missing_packages)}; `pip install {' '.join(missing_packages)}` in its"
             " environment",
             "multimodal/media/audio.py",

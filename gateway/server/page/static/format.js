@@ -55,7 +55,7 @@ export function moment(at) {
     : new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 }
 
-/** Whether `words` add nothing to the texts beside them. */
+/** Whether `words` add nothing to the texts next to them. */
 export function isSaid(words, ...neighbours) {
   const plain = (text) => (text ?? "").toLowerCase().replace(/[.\s]+$/, "");
   return neighbours.some((neighbour) => plain(neighbour).includes(plain(words)));

@@ -174,7 +174,7 @@ async def test_independent_proofs_are_asked_at_once() -> None:
     assert times == [len(long)]
     assert isinstance(burst[0], list)
     assert reports[0].startswith("verifying: a short answer, a prompt of ")
-    assert reports[0].endswith(" requests at once")
+    assert reports[0].endswith(" concurrent requests")
     assert len(reports) == 3
 
 

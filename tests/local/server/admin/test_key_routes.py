@@ -390,7 +390,7 @@ async def test_the_command_makes_lists_and_removes_keys(tmp_path: Path) -> None:
         assert (await ask(server, key)).status_code == 200
         assert (await ask(server, key, "b")).status_code == 404
         output = (await run("keys", "ls")).stdout
-        assert "600 requests/min, 4 at once" in output
+        assert "600 requests/min, 4 concurrent" in output
         assert key not in output
         assert [
             view["name"] for view in json.loads((await run("keys", "ls", "--json")).stdout)["data"]

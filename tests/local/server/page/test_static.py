@@ -45,7 +45,7 @@ def add_by_form(page: Visit, source: Path) -> None:
     tab.get_by_label("Name", exact=True).fill("m")
     tab.get_by_role("button", name="Add").click()
     expect(tab.get_by_role("heading", name="m", exact=True)).to_be_visible()
-    page.sees("0 of 256 requests at once")
+    page.sees("0 of 256 concurrent requests")
     page.check("model")
 
 

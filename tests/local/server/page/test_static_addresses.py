@@ -129,7 +129,7 @@ def test_a_form_shows_present_values(tmp_path: Path, browser: Browser) -> None:
         expect(tab.get_by_label("Context", exact=True)).to_have_attribute(
             "placeholder", f"{plan['max_model_len']['value']} now"
         )
-        expect(tab.get_by_label("Requests at once")).to_have_attribute(
+        expect(tab.get_by_label("Concurrent requests")).to_have_attribute(
             "placeholder", f"{plan['max_num_seqs']['value']} now"
         )
         tab.get_by_text("Engine and plan").click()

@@ -97,7 +97,7 @@ def test_no_other_goal_has_it(goal: str) -> None:
         (machine_with_link(Pcie()), {}, "the speed of the GPU or of its link is not known"),
         (machine(), {"max_context": 8192}, "shorter than 32,768 tokens"),
         (machine(), {"model": "gemma-3-1b"}, "only full attention in all layers"),
-        (machine(), {"args": {**SHARE, "enable-sleep-mode": True}}, "untested beside sleep"),
+        (machine(), {"args": {**SHARE, "enable-sleep-mode": True}}, "untested with sleep"),
         (machine("2xh200"), {"tensor_parallel": 2}, "only an engine on one GPU"),
         (machine(), {"version": "sglang==0.5.23", "args": {}}, "has no flag"),
     ],

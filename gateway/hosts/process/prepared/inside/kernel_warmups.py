@@ -197,7 +197,8 @@ def tensor_bytes(call: dict[str, Any]) -> int:
 def spread_order(count: int) -> list[int]:
     """The numbers below `count`, each far from those before it.
 
-    Neighbours in a warm-up often need the same kernel, which two processes would compile at once.
+    Neighbours in a warm-up often need the same kernel, which two processes would compile at the
+    same time.
     """
     bits = max(count - 1, 1).bit_length()
     numbers = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits))
@@ -208,8 +209,8 @@ def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool
     """Give the lines to `count` processes, each the next one as it replies. Returns whether all are
     done.
 
-    A process whose call fails gets no other: its CUDA may be broken, and since it fails at once it
-    would take the calls of all. command: of a process, without the descriptor for its replies.
+    A process whose call fails gets no other: its CUDA may be broken, and since it fails immediately
+    it would take the calls of all. command: of a process, without the descriptor for its replies.
     """
     end = time.monotonic() + LIMIT_S
     waiting_lines = iter(lines)

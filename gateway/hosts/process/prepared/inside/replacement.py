@@ -1,4 +1,4 @@
-"""Functions of an engine that others replace, at once or when their module is imported."""
+"""Functions of an engine that others replace, immediately or when their module is imported."""
 
 from __future__ import annotations
 

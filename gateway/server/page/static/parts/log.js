@@ -6,7 +6,7 @@ import { showAdvice } from "./advice.js";
 const TAIL = 500;
 const MAX_LINES = 3000;
 
-/** @param {string} model @param {any} choice  what says which log, beside the filter */
+/** @param {string} model @param {any} choice  selects the log, in addition to the filter */
 export function logView(model, choice) {
   let request = null;
   const status = h("p", { class: "muted small", role: "status" });

@@ -6,7 +6,7 @@ import { adviceParts } from "./advice.js";
 
 const LABELS = {
   max_model_len: "context",
-  max_num_seqs: "requests at once",
+  max_num_seqs: "concurrent requests",
   max_num_batched_tokens: "tokens per batch",
   kv_cache_dtype: "KV cache dtype",
   enforce_eager: "without CUDA graphs",
@@ -17,7 +17,7 @@ const PARTS = [
   ["activations", "activation_bytes"],
   ["graphs", "graph_bytes"],
   ["overhead", "overhead_bytes"],
-  ["beside its budget", "beside_bytes"],
+  ["outside its budget", "beside_bytes"],
   ["KV cache", "kv_bytes"],
 ];
 
@@ -43,7 +43,7 @@ export function planFigures(plan) {
     ],
     speed && ["One request", `${number(speed.stream.value, 0)} tok/s`, band(speed.stream)],
     speed && [
-      `${plural(speed.concurrency, "request")} at once`,
+      `${plural(speed.concurrency, "concurrent request")}`,
       `${number(speed.total.value, 0)} tok/s`,
       band(speed.total),
     ],

@@ -112,7 +112,7 @@ export function plot(title, { format, moment, bars = false }) {
     };
   }
 
-  /** The values at the pointer, beside it. */
+  /** The values at the pointer, shown next to it. */
   function point({ cursor }) {
     const { idx: at, left } = cursor;
     const rows =
@@ -214,7 +214,7 @@ function everyDay(at, width) {
   return at.filter((_, place) => (at.length - 1 - place) % step === 0);
 }
 
-/** Where a value has none beside it, so that no line shows it; null: every value has a point. */
+/** Positions of values without neighbours, which no line shows; null: every value has a point. */
 function lonePlaces(chart, series, isEachDrawn) {
   if (isEachDrawn) return null;
   const values = chart.data[series];

@@ -34,7 +34,7 @@ export function progressBar(now) {
   };
 }
 
-/** "Downloading org/name: 1 GiB of 9 GiB" -> "Downloading org/name", beside its bar. */
+/** "Downloading org/name: 1 GiB of 9 GiB" -> "Downloading org/name", next to its bar. */
 export const transferName = (words) => (words ?? "").split(": ")[0];
 
 /** Bytes per second; null: not known yet. */

@@ -19,7 +19,7 @@ const FIELDS = {
       name: "goal",
       label: "Made for",
       kind: ["balanced", "latency", "throughput", "context", "agents"],
-      help: "one user, many at once, long contexts, conversations that return, or all",
+      help: "one user, many concurrent requests, long contexts, conversations that return, or all",
     },
     {
       name: "context",
@@ -34,7 +34,7 @@ const FIELDS = {
       help: "all, few, how many, or their numbers: 0,1",
       example: "as many as help",
     },
-    { name: "concurrency", label: "Requests at once", kind: "number", help: "expected" },
+    { name: "concurrency", label: "Concurrent requests", kind: "number", help: "expected" },
   ],
   "When it is loaded": [
     {
@@ -141,7 +141,7 @@ const WHERE = {
 };
 
 /**
- * Fields of an engine that runs elsewhere, beside its address.
+ * Fields of an engine that runs elsewhere, in addition to its address.
  * @type {Record<string, Field[]>}
  */
 export const ENDPOINT_FIELDS = {
@@ -194,7 +194,7 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
     input.addEventListener("input", changed);
     inputs.set(field, input);
     if (field.kind === "check") return h("label", { class: "check", for: id }, input, field.label);
-    // A choice has no place for it beside the choice.
+    // A choice has no room for it next to the choice.
     const words =
       Array.isArray(field.kind) && currentValue && currentValue !== input.value
         ? [field.help, `now ${currentValue}`].filter(Boolean).join("; ")

@@ -1,4 +1,4 @@
-// Add a model: the form, and beside it what would be done, while one types.
+// Add a model: the form, and next to it the plan, updated while you type.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { showAdvice } from "../parts/advice.js";

@@ -21,7 +21,7 @@ const CLASSES = [
 const LIMITS = [
   ["requests_per_minute", "Requests per minute"],
   ["tokens_per_minute", "Tokens per minute"],
-  ["max_in_flight", "Requests at once"],
+  ["max_in_flight", "Concurrent requests"],
 ];
 
 export function keys() {
@@ -80,7 +80,7 @@ function row(key, changed) {
   const remove = async () => {
     const isConfirmed = await confirm(
       `Remove the key ${key.name}?`,
-      "The key becomes invalid at once. Its current requests are finished.",
+      "The key becomes invalid immediately. Its current requests are finished.",
       { action: "Remove", danger: true },
     );
     if (

@@ -91,7 +91,7 @@ function replicaRow(live, machine) {
       text(
         load,
         replica.engine && replica.state === "ready"
-          ? `${replica.in_flight} of ${plural(replica.at_once, "request")} at once`
+          ? `${replica.in_flight} of ${plural(replica.at_once, "concurrent request")}`
           : "",
       );
     },
