@@ -96,7 +96,7 @@ def tell(what: str, share: float, took: list[float], asking: float) -> None:
 
 
 def measure(port: int, pid: int, urls: list[str], seconds: float) -> None:
-    # The cost of the /healthz requests is no cost of watching.
+    # The cost of the /healthz requests is not a cost of watching.
     asking, took = watch(port, pid, 5)
     tell("without endpoints", asking, took, 0)
     for first in range(0, len(urls), PER_MODEL):

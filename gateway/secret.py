@@ -29,7 +29,7 @@ _MIN_SECRET_CHARACTERS = 4
 class Secret:
     """A text that is revealed by a call alone. Equality takes the same time for all texts.
 
-    A text of bytes that are no UTF-8, as in a variable, is revealed as these bytes.
+    A text of bytes that are not UTF-8, as in a variable, is revealed as these bytes.
     """
 
     __slots__ = ("_text",)
@@ -109,7 +109,7 @@ def secret_text(value: Any) -> str:
     TypeError."""
     if isinstance(value, Secret):
         return value.reveal()
-    raise TypeError(f"{type(value).__name__} is no secret")
+    raise TypeError(f"{type(value).__name__} is not a secret")
 
 
 def bearer_line(key: Secret | None) -> bytes:
@@ -141,7 +141,7 @@ _URL_SAFE = str.maketrans("+/", "-_")
 
 
 def _hide_word(text: str, value: str, label: str) -> str:
-    """The text, if the value is no word of it; else the label in the value's place, or alone."""
+    """The text, if the value is not a word of it; else the label in the value's place, or alone."""
     if not value:
         return text
     forms = {form.casefold() for form in (value, repr(value)[1:-1], quote(value, safe=""))}

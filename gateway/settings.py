@@ -28,7 +28,7 @@ from gateway.domain.value import Duration
 from gateway.errors import BadFlag, SettingsError, hide_typed_password, near_name
 from gateway.secret import Secret, shown_address
 
-# Variables that are no setting: the settings file, and the command line's gateway.
+# Variables that are not settings: the settings file, and the command line's gateway.
 _NO_SETTINGS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
 # Keys for external engines; a model names the key that it uses.
 _ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
@@ -534,7 +534,7 @@ def _split_at_commas(text: str) -> tuple[str, ...]:
 
 
 def signing_key(secret: Secret) -> bytes:
-    """The key of a webhook secret. Raises ValueError where it is no base64."""
+    """The key of a webhook secret. Raises ValueError where it is not base64."""
     return base64.b64decode(secret.reveal().removeprefix("whsec_"), validate=True)
 
 
@@ -582,7 +582,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of the environment by field. An empty variable is no setting."""
+    """The settings of the environment by field. An empty variable is not a setting."""
     values = {name: environment.get(f"FITSERVE_{name.upper()}") for name in Settings.model_fields}
     return {name: value for name, value in values.items() if value}
 

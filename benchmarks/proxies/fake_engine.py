@@ -21,7 +21,7 @@ import uvloop
 
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30}
-KEPT_BYTES = 64 * 1024  # of a body; longer ones are no streams
+KEPT_BYTES = 64 * 1024  # of a body; longer ones are not streams
 
 
 def answer(value: object) -> bytes:

@@ -31,7 +31,7 @@ OPENING = 64  # connections on their way at a time: a listen backlog is not what
 
 
 def looked_at(future: asyncio.Future[None]) -> None:
-    """A connection that ends while nobody waits for it is no news."""
+    """A connection that ends while nobody waits for it is not an error."""
     if not future.cancelled():
         future.exception()
 

@@ -101,7 +101,7 @@ def verdicts(results: Results) -> list[str]:
     if alone and rates:
         times = alone / max(*rates, 1)
         verdict = (
-            "the engine is no bottleneck"
+            "the engine is not a bottleneck"
             if times > 1
             else "THE ENGINE IS THE BOTTLENECK, rates and latencies say nothing"
         )

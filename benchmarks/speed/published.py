@@ -234,8 +234,8 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
 
 
 def unlike(figure: Figure) -> bool:
-    """Whether its requests were of many lengths: then the table has their mean, which is no round
-    number."""
+    """Whether its requests were of many lengths: then the table has their mean, which is not a
+    round number."""
     read = figure.input_tokens or 0
     return (read % 64 > 0 and read % 10 > 0) or figure.concurrency != int(figure.concurrency)
 

@@ -276,7 +276,7 @@ class Run:
             "--load-format=dummy",
         ]
         argv += [*options.flags, *setting.flags]
-        # A measurement of a GPU while others load is no measure of memory.
+        # A measurement of a GPU while others load is not a measure of memory.
         if standing.engines > 1:
             argv += [
                 f"--kv-cache-memory-bytes={models.cache_bytes(setting.model)}",
@@ -315,7 +315,7 @@ class Run:
         standing.wait(self.cut)
         with standing.loads:
             # All loads before any counts, and again until two passes agree: what is only built or
-            # compiled at the first request of a size is no speed of the setting.
+            # compiled at the first request of a size is not a speed of the setting.
             for number, load in enumerate(options.loads):
                 once = load._replace(requests=min(load.requests, max(load.concurrency, FEW)))
                 result.setdefault("first", {})[load.name] = run_load(

@@ -112,7 +112,7 @@ def answer_error(answer: Any) -> FitserveError:
 
 
 def not_text_error() -> BadRequest:
-    """The error for an argument with bytes that are no text."""
+    """The error for an argument with bytes that are not text."""
     return BadRequest("An argument is not valid UTF-8.", hint="Type it again.")
 
 
@@ -248,7 +248,7 @@ _SOURCE = "x-gateway-source"
 
 def _foreign_program_error(client: httpx.Client, status: int) -> NotReady:
     return NotReady(
-        f"What answers at {client.base_url} is no fitserve (status {status}): another program has"
+        f"The server at {client.base_url} is not fitserve (status {status}): another program has"
         " this port, or a proxy stands before the gateway.",
         hint="Start the gateway on a free port with FITSERVE_PORT, or set FITSERVE_URL to it.",
     )

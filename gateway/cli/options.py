@@ -360,7 +360,7 @@ def timeout_seconds(text: str) -> float:
 
 def absolute_source(source: str | None) -> str | None:
     """A folder becomes an absolute path: the gateway may run in another folder. A `config.json`
-    stands for its folder, and a file is no repository."""
+    stands for its folder, and a file is not a repository."""
     source = source and model_folder(source)
     if source and (source.startswith((".", "~", "/")) or Path(source).exists()):
         return str(Path(source).expanduser().absolute())
@@ -386,7 +386,8 @@ def read_wish(**fields: object) -> Wish:
 
 
 def read_tokens(option: str, text: str | None) -> int | None:
-    """The tokens of an option's value. Ends the command where the value is no number of tokens."""
+    """The tokens of an option's value. Ends the command where the value is not a number of
+    tokens."""
     try:
         return None if text is None else token_count(text)
     except ValueError as error:

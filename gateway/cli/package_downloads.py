@@ -77,7 +77,7 @@ def run_uv(command: Sequence[str], environment: Mapping[str, str], title: str) -
 
 
 def _show_downloads(lines: queue.Queue[str | None], title: str) -> str:
-    """Show the downloads until the lines end. Returns the lines that are no report."""
+    """Show the downloads until the lines end. Returns the lines that are not a report."""
     downloads, message = PackageDownloads(), ""
     show: Callable[[int, int], None] | None = None
     start = 0

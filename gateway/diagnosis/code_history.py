@@ -28,7 +28,7 @@ class CodeStep(NamedTuple):
     """The difference of a released version to the one before, as sorted hashes.
 
     changed, removals, new: functions by file and name.
-    lines_gone: lines of functions that are no more.
+    lines_gone: lines of functions that no longer exist.
     texts_gone, texts_new: constant words of messages.
     moved: the hash of a function in the version before, and of the same code in this one.
     """

@@ -1,6 +1,6 @@
 """The versions of an engine with other code where a failure was raised. Pure.
 
-Other code is no promise: the fault may be elsewhere. The same code is nearly one.
+Other code is not a promise: the fault may be elsewhere. The same code is nearly one.
 """
 
 from __future__ import annotations

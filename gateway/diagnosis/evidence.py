@@ -49,8 +49,8 @@ _REQUEST_FAULTS = _PROGRAM_FAULTS | {
     "TemplateAssertionError",
     "TemplateSyntaxError",
 }
-# A parser reads the text of the model, so an answer that it cannot read is no fault of a client. A
-# client may send it back, and each time it passes the same code.
+# A parser reads the text of the model, so an answer that it cannot read is not a fault of a client.
+# A client may send it back, and each time it passes the same code.
 _PARSER = re.compile(
     r"tool_pars|reasoning_pars|/reasoning/|_tool_parser|function_call|chat_utils\.py:"
 )
@@ -87,7 +87,7 @@ class LogEvidence:
     circumstances: those that the lines of the start showed.
     options: those of the start.
     death: the first line that says that a process ended, with its number.
-    hint: a known text in a line that is no exception.
+    hint: a known text in a line that is not an exception.
     quoted_candidates: an exception in the middle of a line, as quoted and as the whole line.
     complaints: lines that complain of nothing known.
     warning: a known text of the last lines.
@@ -136,7 +136,7 @@ class LogEvidence:
     def prove_line(
         self, text: str, process: ProcessTrace, *, is_warning: bool = False
     ) -> Proof | None:
-        """The proof in a line that is no exception."""
+        """The proof in a line that is not an exception."""
         proof = self._signatures.match_text(
             text, self._engine, frozenset(process.frames), is_line=True
         )
@@ -213,7 +213,7 @@ class LogEvidence:
             self.complaints.append(candidate)
 
     def add_hint(self, message: str, text: str, number: int, process: ProcessTrace) -> bool:
-        """Add a known text in a line that is no exception. Returns whether the log has a hint
+        """Add a known text in a line that is not an exception. Returns whether the log has a hint
         now."""
         self.hint = self.hint or self._known_text(message, text, number, process)
         return self.hint is not None
@@ -227,7 +227,7 @@ class LogEvidence:
         return line.message.startswith(_WATCHDOG_MESSAGES)
 
     def add_plain_line(self, line: EngineLine) -> None:
-        """Remember a line that is no exception and belongs to none."""
+        """Remember a line that is not an exception and belongs to none."""
         if len(self._first) < _SHORT_LINES:
             self._first.append(line)
 

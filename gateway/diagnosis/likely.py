@@ -28,7 +28,7 @@ _MAX_MESSAGE_CHARACTERS = 400
 # Boundaries of words: inside MixedCase, and at characters that are neither letter nor digit.
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9+<>]+")
 # The place where a library was built (`build/CMakeFiles/x.dir/compiler_depend.ts:39`), which its
-# errors name, is no hint at the failure.
+# errors name, is not a hint at the failure.
 _BUILD_PATH = re.compile(r"\S*\bCMakeFiles/\S*")
 _PACKAGE_PATH = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
 

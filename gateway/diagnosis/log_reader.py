@@ -3,7 +3,7 @@
 An engine prints one cause many times: as the exception of the failed process, as exceptions of the
 processes that waited for it, and at last as `Engine core initialization failed`.
 
-Information and warnings are no failures: the engine survived them, and all errors before the line
+Information and warnings are not failures: the engine survived them, and all errors before the line
 that says that it serves. From that line on, the log also holds words of users and errors of single
 requests. Then only lines count that say that the engine itself ends (endings.yaml), and with them
 the errors that it did not survive.
@@ -195,7 +195,7 @@ class LogReader:
         elif process.message is not None and process.lines_left > 0:
             self._continue_message(process.message, line, text, process)
         elif not self._read_code(message, process, text, is_in_traceback=is_in_traceback):
-            # A progress bar is no record of its own.
+            # A progress bar is not a record of its own.
             self._read_progress(message)
             self._read_plain_line(line, text, process)
 
@@ -405,7 +405,7 @@ class LogReader:
     def _read_benign(
         self, line: LogLine, text: str, process: ProcessTrace, *, is_framed: bool
     ) -> None:
-        """Read an exception that is no failure. The rest of its message is as benign."""
+        """Read an exception that is not a failure. The rest of its message is as benign."""
         number, evidence = self._lines.number, self._evidence
         if (
             is_framed
@@ -495,7 +495,7 @@ class LogReader:
             process.cut_off = self._unproven_candidate(text, shape)
 
     def _read_plain_line(self, line: LogLine, text: str, process: ProcessTrace) -> None:
-        """Read a line that is no exception: it counts where the log ends without a failure."""
+        """Read a line that is not an exception: it counts where the log ends without a failure."""
         evidence = self._evidence
         if evidence.disregards(process) or forms.HARMLESS_TEXT.search(line.text):
             return

@@ -153,7 +153,7 @@ _SILENT_VARIABLE = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|LOGG|_LOG\b|TRACE|DEBUG|VERBOSE|TIMEOUT|SECONDS"
     r"|_(?:IP|PORT|HOST|URL|PATH|DIR|ROOT)\b"
 )
-# Words of a variable's name that are no part of the engine, or stand in any traceback.
+# Words of a variable's name that are not part of the engine, or stand in any traceback.
 _SWITCH_WORDS = frozenset(
     {"VLLM", "SGLANG", "SGL", "USE", "ENABLE", "DISABLE", "SKIP", "FORCE", "BACKEND", "EXECUTE"}
     | {"RUNTIME", "MULTIPROC", "MULTIPROCESSING", "PROCESS", "DEFAULT", "REQUEST", "REQUESTS"}
@@ -397,7 +397,7 @@ def _is_dtype(flag: str, value: str, text: str) -> bool:
 
 
 def _is_valued(value: str, text: str) -> bool:
-    """Whether a text has the whole value of an option, which is no plain word."""
+    """Whether a text has the whole value of an option, which is not a plain word."""
     value = value.strip("'\"").lower()
     return (
         len(value) >= _MIN_WORD_CHARACTERS

@@ -186,8 +186,8 @@ class Lever(Value):
     when: circumstances or values, of which at least one is known; none: the phase alone decides.
     also: further circumstances, of which at least one must be known too.
     unless: none of these is known.
-    fixed: the version of the engine that has no such fault; the lever is none for it and for newer
-        ones.
+    fixed: the version of the engine that has no such fault; the lever does not help with it and
+        with newer ones.
     cure: the place of the cure in this case.
     leads: its steps stand before those of a row with a text of its own, too.
     replaces: the kind's own steps are for another cause, and are left out.

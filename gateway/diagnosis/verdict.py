@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_LINE_CHARACTERS = 1000
 # Failures that the libraries on a stack of compiled code can explain.
 _CRASH_KINDS = frozenset({"exited", "killed", "kernel_runtime", "nccl"})
-# Faults of one place that are no chance.
+# Faults in one place that are not due to chance.
 _MIN_REPEATS = 2
 # Advice that changes nothing where the engine runs one rank.
 _LESS_RANKS = re.compile(r"(?:Lower|Reduce|Decrease) --(?:tensor-parallel-size|tp-size|tp)\b")
@@ -336,7 +336,8 @@ class LogVerdict:
         """The shape of a failure, with the line and the frames that stand elsewhere in the log."""
         shape = candidate.shape
         if not shape.exception and shape.message not in candidate.line:
-            # A line that is no exception is its own message, and the next ones may belong to it.
+            # A line that is not an exception is its own message, and the next ones may belong to
+            # it.
             shape = shape._replace(message=f"{candidate.line} {shape.message}")
         elif not shape.message:
             shape = shape._replace(message=candidate.line)

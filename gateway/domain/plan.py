@@ -57,7 +57,7 @@ class Memory(Value):
         None,
         exclude_if=lambda count: count is None,
         description=(
-            "bytes of the budget that are no KV cache, as the engine measured them at an earlier"
+            "bytes of the budget that are not KV cache, as the engine measured them at an earlier"
             " start"
         ),
     )

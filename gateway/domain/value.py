@@ -69,8 +69,8 @@ class TextForm:
     pattern: the regular expression for programs that read the schema.
     words: the description for people.
 
-    `Field(pattern=...)` is no alternative: pydantic's regex library keeps all of Unicode in memory
-    for each counted repetition of `\\w`; 128 repetitions take 7 MiB.
+    `Field(pattern=...)` is not an alternative: pydantic's regex library keeps all of Unicode in
+    memory for each counted repetition of `\\w`; 128 repetitions take 7 MiB.
     """
 
     pattern: str

@@ -10,7 +10,7 @@ from gateway.domain.base import Field
 from gateway.machine.nvml import Nvml, text_of
 
 # Reasons of lowered clocks that are trouble. Source: nvml.h, nvmlClocksEventReasons. A busy card
-# reaches its power limit (0x4), which is no trouble.
+# reaches its power limit (0x4), which is not a problem.
 _THROTTLES = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
 
 

@@ -49,7 +49,7 @@ _DEFAULT_LENGTH = 2048
 _ENDLESS_LENGTH = 10**12
 # Kinds of RoPE whose factor is part of the length already.
 _SCALED_ROPE_KINDS = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
-# Larger factors are mistakes, and infinity is no length.
+# Larger factors are mistakes, and infinity is not a length.
 _MAX_FACTOR = 10**6
 # Positions begin after that of the padding token, which shortens the context. Source:
 # vllm/model_executor/models/roberta.py.
@@ -70,7 +70,7 @@ def context_limit(
 ) -> ContextLimit:
     """The limit for an engine version of these traits; without traits for the newest vLLM.
 
-    source: the model, for errors. Raises BadModel for a length that is no positive number.
+    source: the model, for errors. Raises BadModel for a length that is not a positive number.
     """
     top = Fields(config, source)
     text, family = text_config.text_of(top), str(config.get("model_type"))

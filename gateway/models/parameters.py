@@ -34,7 +34,7 @@ def parameter_count(spec: ModelSpec) -> int | None:
     do not say how many bits a packed number has."""
     count = 0
     for group in spec.tensors:
-        # Whole numbers of 64 bits are positions, which are no parameters.
+        # Whole numbers of 64 bits are positions, which are not parameters.
         if group.name.endswith(_SIDE_NAMES) or group.dtype == "I64":
             continue
         values_per_item = 1

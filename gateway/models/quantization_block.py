@@ -105,7 +105,7 @@ def _file_quant(file: Mapping[str, Any], source: str) -> Quant | None:
         )
     producer = file.get("producer")
     is_signed = isinstance(producer, Mapping) and producer.get("name") == _MODELOPT
-    # Other programs that write the file are no producer that an engine knows.
+    # An engine knows no other program that writes the file.
     config = {name: value for name, value in file.items() if is_signed or name != "producer"}
     return Quant(method=method, config=config, place=FILE)
 
@@ -115,7 +115,7 @@ def _old_file_quant(name: QuantPlace, file: Mapping[str, Any]) -> Quant | None:
     method = "awq" if "w_bit" in file else "gptq" if "desc_act" in file else None
     if method is not None and not _is_plain(file):
         raise BadModel(
-            f"{name} is no plain JSON.",
+            f"{name} is not plain JSON.",
             hint="Repair the file, or download the model again from its publisher.",
         )
     return Quant(method=method, config=dict(file), place=name) if method else None

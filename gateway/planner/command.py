@@ -125,7 +125,7 @@ def _drop_node_flags(
     engine: Engine, flags: tuple[str, ...], peers: Collection[str]
 ) -> tuple[str, ...]:
     """The flags without those of one of several nodes, which are all there or none. Raises BadFlag
-    where they are no such set, or name another address than one of `peers`."""
+    where they are not such a set, or name another address than one of `peers`."""
     forms = _node_forms(engine, peers)
     node_flags = set().union(*forms)
     items = [

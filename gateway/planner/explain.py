@@ -97,7 +97,7 @@ def short(digest: str) -> str:
 
 def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
     """The parts of a device's memory, in the order of the bar, with the letters of the bar. The
-    last `BUDGET_ROWS` rows are no parts, but limits."""
+    last `BUDGET_ROWS` rows are not parts, but limits."""
     rows = [("W weights", gib(memory.weights_bytes), "")]
     for letter, name in (("a", "activations"), ("g", "graphs"), ("o", "overhead")):
         part_bytes = getattr(memory, _PARTS[letter])

@@ -39,7 +39,8 @@ _TASK_FLAGS = ("convert", "runner")
 
 
 def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
-    """The model under these flags of the user. Raises BadRequest for an override that is no model.
+    """The model under these flags of the user. Raises BadRequest for an override that is not a
+    model.
 
     Exact sizes of the weight files stay.
     """

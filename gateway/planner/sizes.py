@@ -11,7 +11,7 @@ from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrenc
 # A context that serves most chats and agents. A loadable plan with a shorter context
 # ranks behind a plan with this context. This is a preference: `least_context` is the hard limit.
 COMFORTABLE_CONTEXT = 32768
-# A context below this and below the wished one is no reason to keep the weights as they are.
+# A context below this and below the wished one is not a reason to keep the weights as they are.
 MIN_USEFUL = 4096
 # A budget that is cut to the need also gets this share of its other memory.
 UNCERTAINTY_PARTS = 20

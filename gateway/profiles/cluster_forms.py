@@ -27,7 +27,7 @@ _UNITS = {"g": 1e9, "m": 1e6, "us": 1e-6, "ms": 1e-3}
 
 
 def machines_of(form: str, snapshot: Callable[[str], Hardware | None]) -> list[Hardware] | None:
-    """The machines of a form; None: the text is none. Raises BadRequest, NotFound.
+    """The machines of a form; None: the text has another form. Raises BadRequest, NotFound.
 
     snapshot: a function that reads a snapshot by name; its None means that none exists.
     """
@@ -78,7 +78,7 @@ def network_of(text: str) -> Network:
             fields["rdma"] = _RDMA[word]
         elif word != "unknown":
             raise BadRequest(
-                f"The network {text[:80]!r} cannot be read: {word[:40]!r} is no part of one.",
+                f"The network {text[:80]!r} cannot be read: {word[:40]!r} is not part of one.",
                 hint=(
                     "Give bandwidth, latency and kind, such as 200gbit,2us,roce or 10gbit,tcp."
                     " What is left out is unknown."

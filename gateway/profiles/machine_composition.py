@@ -34,7 +34,7 @@ def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardw
     cards = [term.card for term in terms for _ in range(term.count)]
     if len(cards) > 1 and any(card.unified for card in cards):
         raise BadRequest(
-            f"{name} is no machine: a GPU that shares the host's memory is the only one there.",
+            f"{name} is not a machine: a GPU that shares the host's memory is the only one there.",
             hint="Several machines are written 2xgb10, or (gb10)+(4x3090).",
             param="hardware",
         )

@@ -109,7 +109,7 @@ def _fitting_cards(text: str, cards: Sequence[Card]) -> list[Card]:
         card
         for card in cards
         if _covers(words := _card_words(card), compact, card)
-        # `4070 ti` is no `4070 ti super`, and `4060` no `4060 ti`.
+        # `4070 ti` is not `4070 ti super`, and `4060` is not `4060 ti`.
         and all(mark in compact for mark in _SUFFIXES & words)
     ]
 

@@ -57,7 +57,8 @@ class Meter:
 
 def answer_usage(tail: Sequence[bytes]) -> TokenUsage:
     """The usage that the answer with this tail reports in its outermost object, or in the response
-    that its last event holds. The same word elsewhere, as clients can have it repeated, is none."""
+    that its last event holds. The same word elsewhere does not count, as clients can have it
+    repeated."""
     data = tail[0] if len(tail) == 1 else b"".join(tail)
     start = data.rfind(b'"usage"')
     if start < 0:

@@ -60,7 +60,8 @@ def incomplete_stream_error() -> UpstreamError:
 
 def status_error(status: int) -> UpstreamError:
     return UpstreamError(
-        f"The engine answered with status {status}, which is no answer to an inference request.",
+        f"The engine answered with status {status}, which is not an answer to an inference "
+        "request.",
         hint="Check that the model's endpoint is the address of an OpenAI-compatible server.",
     )
 

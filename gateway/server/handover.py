@@ -157,7 +157,7 @@ class HandoverOffer:
 
 class Handover:
     """Waits for a gateway that wants to take over. Without a socket (disk full or read-only) there
-    is no handover."""
+    is not a handover."""
 
     def __init__(self, data: Path, offer: HandoverOffer) -> None:
         self._path = path_of(data)

@@ -130,7 +130,7 @@ def _service_sockets(settings: Settings) -> list[socket.socket]:
             loopback = ipaddress.ip_address(host).is_loopback
         except ValueError:
             raise SettingsError(
-                f"The socket given by the service manager is no TCP socket ({host}).",
+                f"The socket given by the service manager is not a TCP socket ({host}).",
                 hint="Give `ListenStream=` a port.",
             ) from None
         if not loopback and settings.admin_key is None:
@@ -228,7 +228,8 @@ def _replace_ourselves(*_: object) -> None:
 def serve(settings: Settings, *, take_over: bool = False) -> None:
     """Run the gateway until SIGTERM or SIGINT; engines keep running. `take_over`: from the running
     gateway of the data folder. Raises SettingsError, and FitserveError when the loop ends."""
-    # uvicorn finishes its work, then raises the signal again. A stop of the service is no failure.
+    # uvicorn finishes its work, then raises the signal again. A stop of the service is not a
+    # failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     share_arena()  # before the first thread
     settings = limit_connections(settings)

@@ -40,7 +40,7 @@ HARMLESS_CODES = frozenset(
         sqlite3.SQLITE_READONLY,
     )
 )
-# Primary result codes of a file that is no sound database any more.
+# Primary result codes of a file that is not a sound database any more.
 DAMAGE_CODES = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
 
 

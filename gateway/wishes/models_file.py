@@ -58,7 +58,7 @@ def load(path: Path) -> ModelsFile:
             f"it is longer than {_MAX_CHARACTERS} characters" if len(text) > _MAX_CHARACTERS else ""
         )
     except (OSError, UnicodeDecodeError) as error:
-        text, reason = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
+        text, reason = "", getattr(error, "strerror", None) or "it is not text in UTF-8"
     if reason:
         raise BadRequest(
             f"The file of models {path} cannot be read: {reason}.",

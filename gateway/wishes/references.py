@@ -65,7 +65,7 @@ class References:
                 text = read_file(path, 4 * _MAX_CHARACTERS).decode()[:_MAX_CHARACTERS]
                 value = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
             except UnicodeDecodeError:
-                raise Unresolved(f"{path} cannot be read: it is no text") from None
+                raise Unresolved(f"{path} cannot be read: it is not text") from None
             except (OSError, ValueError, RuntimeError) as error:
                 # No path has such a character, or the home is unknown.
                 raise Unresolved(

@@ -179,7 +179,7 @@ def choices_of(
             judged_case.case.of == "moe" and judged_case.name in whole
         ):
             continue
-        # A model's rules are lent whole: their words about a forced backend alone are no reason.
+        # A model's rules are lent whole: their words about a forced backend alone are not a reason.
         usual = plain[judged_case.name, judged_case.capability] if judged_case.case.detail else []
         if judged_case.case.of == "attention_backends" and any(
             near in other_answer.right and not judged_case.right & other_answer.right - {near}

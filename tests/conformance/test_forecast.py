@@ -78,7 +78,7 @@ def guess_parsers(fields: dict[str, Any]) -> tuple[str, ...]:
 def rows_apart(engine_rows: Counter[Any], planner_rows: Counter[Any]) -> tuple[int, int, str]:
     """How many kinds of layers of either side have another count on the other; of how many.
 
-    An unknown of the planner is no answer, and is not compared.
+    An unknown of the planner is not an answer, and is not compared.
     """
     # Sizes of a layer, or the head size of attention.
     size = slice(-3, -1) if planner_rows and len(next(iter(planner_rows))) == 3 else slice(1, 2)

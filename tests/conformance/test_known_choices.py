@@ -41,7 +41,7 @@ def test_choices_hold_on_no_kind_of_gpu_that_was_not_asked(monkeypatch: pytest.M
 def test_memory_of_a_version_is_never_that_of_another_on_other_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sizes of memory are alike on all GPUs: an older version's on 8.0 are no news of a newer."""
+    """Sizes of memory are alike on all GPUs: an older version's on 8.0 are not news of a newer."""
     key = Case("memory", "llama-3.1-8b").key
     answers_by_version = {
         "0.5.19": {"8.0": {key: [2048, 24, 0.9, 0], "linear one": "gptq"}},

@@ -28,8 +28,8 @@ from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.published import TRAITS
 from tests.support.versions import NEWEST_VLLM, vllm_before
 
-# Attention that is no layer of the engine's model there: of a tower, and of a model of transformers
-# that the engine wraps.
+# Attention that is not a layer of the engine's model there: of a tower, and of a model of
+# transformers that the engine wraps.
 UNTOLD = {(version, "mistral-small-3.2-24b"): "vision" for version in vllm_before("0.33")}
 UNTOLD["0.26.0", "olmo-2-13b"] = "full"
 QUESTIONS = [(version, model) for version in TRAITS for model in questions(version)]

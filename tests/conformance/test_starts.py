@@ -1,5 +1,5 @@
-"""Starts that an engine refuses are no plans, in its parser, its configuration or its constructors;
-those beside them are.
+"""Starts that an engine refuses are not plans, in its parser, its configuration or its
+constructors; those beside them are.
 
 The golden answers are made anew by scripts/engine-answers (tests/conformance/start_questions.py).
 """

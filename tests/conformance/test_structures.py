@@ -193,7 +193,7 @@ def test_sizes_follow_switches_squares_and_steps() -> None:
 
 
 def test_every_zeroth_layer_is_none() -> None:
-    """A list of words beside the field is no list of layers."""
+    """A list of words beside the field is not a list of layers."""
 
     def rows(holds: Any) -> list[tuple[dict[str, Any], int, list[int]]]:
         configs = [{"step": step, "architectures": ["Some"]} for step in (2, 3, 0)]

@@ -126,7 +126,7 @@ class DockerHarness:
             if "is not running" not in str(error) and error.status_code != 404:
                 raise
             return 0
-        # Docker's init is no member; just started, it may not have got to the engine yet.
+        # Docker's init is not a member; just started, it may not have got to the engine yet.
         return max(1, sum("docker-init" not in command.split()[0] for _pid, command in rows))
 
     def sweep(self) -> None:

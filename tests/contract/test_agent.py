@@ -178,7 +178,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "a name that is long": {"name": "a" * 300},
     "lines in a label": {"model": "m\nfitserve.instance=other"},
     "lines in a fingerprint": {"fingerprint": "f\n1"},
-    "an attempt that is no number": {"attempt": -1},
+    "an attempt that is not a number": {"attempt": -1},
     **{
         f"a field of Docker's: {name}": {name: value}
         for name, value in {

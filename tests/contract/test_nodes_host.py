@@ -206,7 +206,7 @@ async def test_a_start_that_was_cut_off_begins_anew(nodes: Nodes) -> None:
 
 async def test_a_missing_node_is_named(nodes: Nodes) -> None:
     hosts = {"one": ProcessHost(nodes.harnesses["one"].data_dir)}
-    with pytest.raises(HostError, match="two, which is no node here"):
+    with pytest.raises(HostError, match="two, which is not a node here"):
         await nodes_host(hosts).start(nodes.spec)
     assert nodes.members() == [0, 0]
 

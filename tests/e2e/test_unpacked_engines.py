@@ -166,7 +166,7 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     parsed_answers: ParsedAnswer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its forecast is a guess, and its own code then says that both GPUs together will do."""
-    monkeypatch.setattr(offline, "REQUESTED_LIMIT_S", ENOUGH_S)  # a busy machine is no reason
+    monkeypatch.setattr(offline, "REQUESTED_LIMIT_S", ENOUGH_S)  # a busy machine is not a reason
     near = Profiles().nearest(NO_RULES)
     profile: Engine = profile_of(near, ref(NO_RULES).version, None, *parsed_answers.version)
     assert near.ref != profile.ref

@@ -436,7 +436,7 @@ class Conversation:
             differences.append(f"no end within {HANG_S:g} s")
         self._evil.scripts.clear()
         if differences:
-            self.close()  # later bytes on it are no fault of the next script
+            self.close()  # later bytes on it are not a fault of the next script
             sources = [(question.path, question.body) for question in evil]
             differences = [f"{text}; at once {at_once}, asked {sources}" for text in differences]
         return differences

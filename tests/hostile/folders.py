@@ -337,7 +337,7 @@ def name_shards(random_: random.Random, folder: Path, _: Path) -> None:
 
 
 def add_odd_names(random_: random.Random, folder: Path, _: Path) -> None:
-    """Files with names that are no Unicode, end like weights, or are many."""
+    """Files with names that are not Unicode, end like weights, or are many."""
     for number in range(random_.choice((1, 3, 500))):
         name = random_.choice(
             (b"\xff\xfe.safetensors", b"a\nb.json", b"\x1b[2J.bin", b".safetensors", b"a" * 255)

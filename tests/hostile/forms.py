@@ -206,7 +206,7 @@ def forms(model: str) -> list[Form]:
         ),
         Form("_charset_", part(b'form-data; name="_charset_"', b"utf-16") + good + END),
         Form("a model of no bytes", part(NAMED, b"") + good + END),
-        Form("a model that is no text", part(NAMED, b"\xff\xfe") + good + END),
+        Form("a model that is not text", part(NAMED, b"\xff\xfe") + good + END),
         Form("a part without a head", b"--B\r\n\r\nx\r\n" + good + END),
         Form(
             "2,000 fields",

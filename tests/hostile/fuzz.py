@@ -26,7 +26,7 @@ QUIET_S = 0.15
 """A client that has heard nothing for so long ends its sending side, and to the gateway it has left
 then."""
 PATIENCES_S = (QUIET_S, 2.0, 10.0, HANG_S)
-"""A fault is tried again with more patience: a busy machine is no fault of the gateway's."""
+"""A fault is tried again with more patience: a busy machine is not a fault of the gateway's."""
 SENTINEL = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 """Sent after a request: its answer ends the connection, so that nobody has to wait for bytes that
 never come."""
@@ -38,7 +38,7 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 @dataclass(frozen=True)
 class Reply:
     """The answers on one connection: (status, whether an engine said it) of each answer. `rest` are
-    bytes that are no HTTP."""
+    bytes that are not HTTP."""
 
     answers: list[tuple[int, bool]]
     rest: bytes

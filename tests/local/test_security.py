@@ -71,7 +71,7 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
                         column,
                         status,
                     )
-        # A method that a route does not take is no route.
+        # A method that a route does not take is not a route.
         assert [
             await knock(gateway, keys[scope][0], "PATCH", "/admin/models") for scope in scopes
         ] == [
@@ -254,7 +254,7 @@ async def test_s14_good_clients_beside_a_guesser_are_not_affected(tmp_path: Path
         response = await server.client.get("/v1/models", headers={"authorization": "Bearer guess"})
         assert 0 < int(response.headers["retry-after"]) <= 60
         # From the same address: a key that was made cannot be guessed, the admin's was used before;
-        # no key is no guess.
+        # no key is not a guess.
         assert await knock(server, app, "GET", "/v1/models") == 200
         # The client's own header has the admin key.
         assert await knock(server, None, "GET", "/admin/models") == 200

@@ -161,7 +161,7 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
         for connection in silent:
             connection.close()
         await until(lambda: limiter.admitted_count == 0)
-        # Bytes that are no TLS, and bytes that begin as TLS and end there.
+        # Bytes that are not TLS, and bytes that begin as TLS and end there.
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
             [connection] = hold_connections(gateway.port, "127.0.0.1", 1)
             connection.sendall(words)

@@ -5,7 +5,7 @@ runs, and each answer held to that description.
     /admin/models": Row(...), ...}
 
 schemathesis makes the cases and checks the answers: values that fit the description, values that do
-not, and beside them bodies that are no JSON. Nothing leaves this machine: the Hub is an address
+not, and beside them bodies that are not JSON. Nothing leaves this machine: the Hub is an address
 where nobody listens, and every engine that a case names is one of the gateway's own.
 """
 

@@ -16,7 +16,7 @@ from tests.support.scripted_engine import EngineScript
 
 
 def _untouched_script(spec: LaunchSpec) -> EngineScript:
-    raise AssertionError(f"{spec.name} is no process")
+    raise AssertionError(f"{spec.name} is not a process")
 
 
 @asynccontextmanager

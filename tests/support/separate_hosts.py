@@ -40,7 +40,7 @@ class SeparateHosts:
     async def start(self, spec: LaunchSpec) -> Instance:
         node = spec.node or next(iter(self._hosts))
         if node not in self._hosts:
-            raise HostError(f"{spec.name} needs {node}, which is no node here.", hint="")
+            raise HostError(f"{spec.name} needs {node}, which is not a node here.", hint="")
         return (await self._hosts[node].start(spec)).evolve(node=node)
 
     async def list(self) -> Instances:

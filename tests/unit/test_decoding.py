@@ -1,4 +1,4 @@
-"""Bytes of engines and clients that are no JSON in one of three ways: every reader takes them."""
+"""Bytes of engines and clients that are not JSON in one of three ways: every reader takes them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_reader_raises_only_fitserve_errors(
 
 
 def test_errors_of_reading_json_are_named_in_one_place() -> None:
-    """A list of them by hand forgets one: an answer that was no UTF-8 had no end."""
+    """A list of them by hand forgets one: an answer that was not UTF-8 had no end."""
     paths = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "gateway").rglob("*.py"))

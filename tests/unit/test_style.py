@@ -867,12 +867,12 @@ def wrong_explanations(path: Path) -> Iterator[str]:
             names, docstring = known_names(node), ast.get_docstring(node) or ""
             inline_names = INLINE_EXPLANATION.findall(" ".join(docstring.split()))
             for name in {name for row in inline_names for name in row.split(", ")} - names:
-                yield f"{place(path, node.lineno)}: {name} is no parameter, field or attribute"
+                yield f"{place(path, node.lineno)}: {name} names no parameter or field"
             for row, is_parted in explained_names(docstring):
                 if is_parted:
                     yield f"{place(path, node.lineno)}: a blank line before {row[0]}"
                 for name in set(row) - names:
-                    yield f"{place(path, node.lineno)}: {name} is no parameter, field or attribute"
+                    yield f"{place(path, node.lineno)}: {name} names no parameter or field"
 
 
 def test_docstrings_explain_names_that_exist() -> None:
@@ -912,7 +912,7 @@ THIRD_PERSONS = {third_person(verb).capitalize() for verb in ACTS.split()} | {"H
 
 
 def is_third_person(docstring: str) -> bool:
-    """Whether the docstring of a function begins with a verb that is no imperative."""
+    """Whether the docstring of a function begins with another form than the imperative."""
     first, _, rest = docstring.partition(" ")
     return first in THIRD_PERSONS and not NOUN_PHRASE.match(rest.lstrip())
 

@@ -22,7 +22,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check this machine for everything that the gateway needs. Exit code 1 for a failed check;
-    UNKNOWN is no failure."""
+    UNKNOWN is not a failure."""
     from gateway.cli.doctor.examination import examine
     from gateway.settings import load_settings
 

@@ -91,7 +91,7 @@ def _find_or_add(model: str, name: str | None, fields: dict[str, Any]) -> str:
     # Neither a folder nor a repository: probably the name of a served model.
     if "/" not in model and source == model and (suggestion := near_name(model, served_names)):
         raise NotFound(
-            f"{model} is no served model, folder or repository.",
+            f"{model} is not a served model, folder or repository.",
             hint=f"Did you mean {suggestion}? `fitserve ps` lists the models.",
         )
     from gateway.domain import Decision

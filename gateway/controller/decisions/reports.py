@@ -145,7 +145,7 @@ def events_of_model(
         yield Event(at=now, kind="model.state", model=new_model.wish.name, words=text, data=data)
 
 
-# States whose name is no adjective.
+# States whose name is not an adjective.
 _STATE_VERBS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 
 

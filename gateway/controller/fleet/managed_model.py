@@ -51,7 +51,7 @@ _INQUIRY_RETRY_S = 600.0
 class ReplicaPlanning:
     """The planning of one replica: the reason without a plan, and offers of other models.
 
-    An absent plan is no state for ever: the replica is planned again by `looks_again` or by time.
+    An absent plan is not permanent: the replica is planned again by `looks_again` or by time.
     """
 
     blocked_reason: str | None = None

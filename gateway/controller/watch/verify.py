@@ -174,7 +174,7 @@ async def _writes(ask: _Ask, context: int) -> None:
         problems.append(problem)
     raise _Refuted(
         "gibberish",
-        f"The engine answers, but its output is no text: {problems[0]}.",
+        f"The engine answers, but its output is not text: {problems[0]}.",
         problems[0],
     )
 

@@ -61,7 +61,7 @@ CODE = re.compile(r"`([^`]* [^`]*)`")
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
 # The exception of an assert has no message. A notebook puts an arrow and a number before the line.
 ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")
-# A known text in a line that is no exception counts only if the line complains.
+# A known text in a line that is not an exception counts only if the line complains.
 COMPLAINT = re.compile(
     r"ERROR|CRITICAL|rror\b|ailed|atal|llegal|out of memory|imeout|annot|unbalanced|too old|larger"
     r" than|Killed"

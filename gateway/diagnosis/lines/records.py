@@ -20,7 +20,7 @@ _ESCAPE_LETTERS = {"n": "\n", "t": "\t", "r": "", "b": "", "f": ""}
 
 
 def carried_lines(raw: bytes) -> Sequence[bytes]:
-    """The lines inside a line of a log: the line itself if it is no record."""
+    """The lines inside a line of a log: the line itself if it is not a record."""
     if not raw.startswith(_RECORD_STARTS):
         return (raw,)
     if raw.startswith(b"{"):

@@ -13,7 +13,7 @@ _MAX_FORMS = 4096
 _CONTEXT_LINES = 16
 # More distinct lines than any start prints as errors. Beyond them a line must be able to tell more.
 _FLOOD = 2048
-# Numbers, and the identifiers of requests, are no difference.
+# Numbers, and the identifiers of requests, make no difference.
 _DIGIT_TABLE = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 
 NumberedLine = tuple[int, bytes]

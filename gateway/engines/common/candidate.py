@@ -400,8 +400,8 @@ class EngineRules(EngineKind, Protocol):
         """
 
     def largest_budget(self, footprint: Footprint, usual_budget: Budget) -> Budget | None:
-        """The largest possible budget: all free memory. None: that is no more, or free memory is
-        unknown."""
+        """The largest possible budget: all free memory. None: the sum is not larger, or free memory
+        is unknown."""
 
     def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
         """The budget for a given share of a GPU. Not for CPUs."""

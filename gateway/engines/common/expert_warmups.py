@@ -88,7 +88,7 @@ def wrap_command(command: tuple[str, ...], engine: Engine, names: str) -> tuple[
     if option == "-m" and _MODULE.fullmatch(program):
         program = _RUN.format(module=program)
     elif option != "-c":
-        raise ValueError(f"{command} is no Python program")
+        raise ValueError(f"{command} is not a Python program")
     return python, "-c", _PROGRAM.format(places=places) + program, *arguments
 
 

@@ -1,4 +1,4 @@
-"""Why a variant of a model on an engine is no plan: the exception of all gates. Pure."""
+"""Why a variant of a model on an engine is not a plan: the exception of all gates. Pure."""
 
 from __future__ import annotations
 

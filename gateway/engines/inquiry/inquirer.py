@@ -83,7 +83,8 @@ class Inquirer:
         """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
 
         starts: the start to rehearse with each of some questions.
-        unproven_questions: those of them whose kept answer about another start is none.
+        unproven_questions: those of them for which a kept answer about another start does not
+            count.
 
         Raises HostError if a failure left no answer.
         """

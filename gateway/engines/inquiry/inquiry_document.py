@@ -109,14 +109,14 @@ def _question_row(question: Question, start: StartSettings | None) -> dict[str, 
 
 
 class BadAnswer(Exception):
-    """The output is no answer of an inquiry."""
+    """The output is not an answer of an inquiry."""
 
 
 def read_version(line: bytes) -> Mapping[str, Any] | None:
     """The engine's description of its version; None: the line has none. Raises BadAnswer."""
     answer = _json_object(line).get("version")
     if answer is not None and not isinstance(answer, dict):
-        raise BadAnswer("the version is no object")
+        raise BadAnswer("the version is not an object")
     return answer
 
 
@@ -166,5 +166,5 @@ def _json_object(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise BadAnswer("a line that is not JSON") from None
     if not isinstance(answer, dict):
-        raise BadAnswer("a line that is no object")
+        raise BadAnswer("a line that is not an object")
     return answer

@@ -185,7 +185,7 @@ def import_torch() -> None:
 
 def install(present_names: set[str], absent_names: set[str]) -> None:
     """Put the stubs in place, after torch and transformers have found (and remembered) that there
-    is no triton."""
+    is not triton."""
     import_torch()
     look: Any = importlib.import_module("torch.utils._triton")
     look.has_triton_package()

@@ -60,7 +60,7 @@ _MAX_GRAPH_BYTES_OF_LAYER = round(0.045 * GIB)
 # shared memory counts as three more graphs.
 _MAX_GRAPH_TOKENS = 512
 _FIRST_GRAPHS = 3
-_MAX_LAYERS = 1000  # a larger number in config.json is no number of layers
+_MAX_LAYERS = 1000  # a larger number in config.json is not a number of layers
 # Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p:
 # 3.7 copies in float32 (gpt-oss-20b). The second does neither (gemma-3-1b), and takes up to 27 in
 # its warm-up, which its budget ignores.

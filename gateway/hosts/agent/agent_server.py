@@ -397,7 +397,7 @@ async def _write_answer(writer: asyncio.StreamWriter, answer: Answer) -> None:
 
 def _not_a_node_error() -> AgentRefusal:
     return AgentRefusal(
-        "The agent refuses: it is no node of a cluster.",
+        "The agent refuses: it is not a node of a cluster.",
         hint="Run `fitserve cluster join` on this machine.",
     )
 

@@ -105,7 +105,7 @@ class Records:
         return sorted(path.stem for path in self._folder.glob("[A-Za-z0-9_]*.json"))
 
     def read(self, name: str) -> Record | None:
-        """The record, or None. Raises ForeignInstance for a file that is no record."""
+        """The record, or None. Raises ForeignInstance for a file that is not a record."""
         path = self.path(name)
         try:
             return Record.model_validate_json(path.read_bytes())

@@ -77,7 +77,7 @@ class Measurements:
         if attempt is not None:
             await self._store_report(name, single_plan, report)
         else:
-            # Another plan's figures are no measurement of this model.
+            # Another plan's figures are not a measurement of this model.
             fields = {**report.model_dump(), "model": name, "at": time.time()}
             facts_stored = await asyncio.to_thread(self._store.facts)
             facts = learn_from_bench(

@@ -47,7 +47,7 @@ class FolderList(NamedTuple):
 
 
 def read_root(root: Path) -> FolderRow | None:
-    """The row of a root; None: it is no folder, or may not be read."""
+    """The row of a root; None: it is not a folder, or may not be read."""
     return FolderRow(str(root), str(root), _is_model(root)) if os.path.isdir(root) else None  # noqa: PTH112 - no error
 
 

@@ -34,7 +34,7 @@ def reach(folder: Path) -> Path:
 
 def is_readable(name: str) -> bool:
     """Whether people can read the name of a folder: it has no control characters, and no bytes that
-    are no text. No request can name another one."""
+    are not text. No request can name another one."""
     return name.isprintable()
 
 

@@ -383,7 +383,7 @@ class Hub:
             f"The Hugging Face Hub at {self.shown_address} cannot be reached, or the connection"
             " broke"
             f" ({short_reason(error)}).",
-            hint=f"Check the network, or give a model folder on this machine; {repo} is none.",
+            hint=f"Check the network, or give a model folder on this machine; {repo} is not one.",
         )
 
     def _status_error(self, status: int, error: BaseException, repo: str) -> BadModel:

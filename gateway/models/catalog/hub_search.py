@@ -166,7 +166,7 @@ def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
     if foreign_names := [str(start) for start in starts if not is_readable(str(start))]:
         raise BadRequest(
             f"{foreign_names[0][:200]!r} cannot be named in a request: it has control characters,"
-            " or bytes that are no text.",
+            " or bytes that are not text.",
             hint="Rename the folder.",
         )
     found_models = (

@@ -290,7 +290,7 @@ def _attention_groups(reader: _Reader, rows: _Rows) -> Iterable[AttentionGroup]:
 
 
 def _softmax(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) -> AttentionGroup:
-    # A null window is no window.
+    # A null window is not a window.
     window = reader.size(row["window"]) if reader.term(row["window"]) else None
     kind = "sliding" if window and row["kind"] == "full" else row["kind"]
     head, value = reader.size(row["head"]), reader.size(row.get("value", "0"))

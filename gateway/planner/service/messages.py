@@ -30,7 +30,7 @@ from gateway.secret import Secret, secret_text
 
 # Headers of 500,000 tensors, more than any model has, take less than half of it.
 MEMORY_BYTES = 2 * GIB
-# Processor time, not wall time: a slow Hub or a busy machine is no fault of the model.
+# Processor time, not wall time: a slow Hub or a busy machine is not a fault of the model.
 PROCESSOR_S = 60
 # The plan of a real model takes 10 KB. The longest decision of the published models on all machines
 # takes 1 MB.

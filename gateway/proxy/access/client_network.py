@@ -7,7 +7,7 @@ import ipaddress
 
 
 def client_network(address: str) -> str:
-    """The client network of `address`. Text that is no address is a network of its own."""
+    """The client network of `address`. Text that is not an address is a network of its own."""
     if ":" not in address:
         return address
     try:

@@ -23,7 +23,7 @@ def request_priority(value: bytes | None, key: Key) -> int:
         number = int(value)
     if number is None or not FIRST_PRIORITY <= number <= LAST_PRIORITY:
         raise BadRequest(
-            f"The header {HEADER.decode()} is no priority.",
+            f"The header {HEADER.decode()} is not a priority.",
             hint=f"Send {', '.join(PRIORITIES)}, or a number from {FIRST_PRIORITY} (first) to"
             f" {LAST_PRIORITY}.",
         )

@@ -23,7 +23,7 @@ from gateway.errors import (
 from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.api.protocol import anthropic_type, dump
 
-# Most bytes shown of an engine's answer that is no JSON.
+# Most bytes shown of an engine's answer that is not JSON.
 _EXCERPT_BYTES = 2000
 _SERVER_ERROR = 500
 # The fields of an error in OpenAI's form.

@@ -149,7 +149,7 @@ def _host(text: str) -> str | None:
         except ValueError:
             pass
     raise BadRequest(
-        f"The medium {text[:_EXCERPT]!r} is not fetched: it is no http or https URL with a plain"
-        " host name, and no data.",
+        f"The medium {text[:_EXCERPT]!r} is not fetched: it is not an http or https URL with a "
+        "plain host name, and no data.",
         hint="Send the medium as a data: URL, or by an http or https URL.",
     )

@@ -4,7 +4,7 @@ The form is read as python-multipart reads it, which the engines use. A key for 
 reach another one because two readers of forms disagree. So ambiguous forms are refused:
 
     a repeated field, or a field with a file name or an encoding
-    a name similar to `model`, or a part that is no plain `form-data`
+    a name similar to `model`, or a part that is not a plain `form-data`
     bytes around a delimiter, or outside the first and last delimiter
 
 The whole form is read, also where part of it already went to an engine.

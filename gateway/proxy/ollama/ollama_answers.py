@@ -151,7 +151,7 @@ class StreamedAnswer:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call as an object; a text that is none becomes its one field."""
+    """The arguments of a call as an object; any other text becomes its only field."""
     try:
         arguments = json.loads(text or "{}", parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
@@ -163,7 +163,7 @@ def _finite(text: str) -> float:
     """The number of a text such as 1e5 or NaN. Raises ValueError if JSON cannot write the float."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return number
 
 

@@ -338,7 +338,7 @@ class _OllamaCall:
         try:
             body = msgspec.json.decode(data)
         except DECODE_ERRORS:
-            raise BadRequest("This is no JSON.", hint="Send a JSON object.") from None
+            raise BadRequest("This is not JSON.", hint="Send a JSON object.") from None
         if not isinstance(body, dict) or not isinstance(_model_name(body), str):
             raise BadRequest("The body needs a `model`.", hint="See /api/tags.", param="model")
         return body

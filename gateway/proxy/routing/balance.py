@@ -17,7 +17,7 @@ from gateway.proxy.api.request_fields import RequestFields
 
 BOUND = 1.25
 # Cost of an answer without a limit, and the most tokens that one call counts. Limits are often set
-# generously, and an image in base64 is no text.
+# generously, and an image in base64 is not text.
 USUAL_TOKENS = 512
 MAX_TOKENS = 32_768
 BYTES_PER_TOKEN = 4

@@ -10,7 +10,8 @@ from typing import TypedDict
 
 from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
 
-# A longer time between two counts is no measurement: the machine slept, or the gateway was stopped.
+# A longer time between two counts is not a measurement: the machine slept, or the gateway was
+# stopped.
 MAX_GAP_S = 30.0
 # Most points kept: ten minutes at one point every five seconds.
 MAX_POINTS = 120

@@ -40,7 +40,7 @@ _CONTAINER_SWITCHES = (
 _CONTAINER_SWITCH_LETTERS = "diqtP"
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _SHELL_SIGNS = "();<>|&"
-# A longer text is no number of a flag; also the bound of `int`.
+# A longer text is not a number of a flag; also the bound of `int`.
 _NUMBER = re.compile(r"[0-9]{1,18}")
 # Letters of vLLM's human_readable_int (vllm/engine/arg_utils.py of 0.33.0).
 _LETTERS = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
@@ -293,7 +293,7 @@ class FlagReader:
         if (number := whole_number(value)) is not None:
             self._fields[field] = number
         else:
-            self._notices.append(f"{field}: {value[:80]!r} is no number. Write the number.")
+            self._notices.append(f"{field}: {value[:80]!r} is not a number. Write the number.")
 
     def _add_context(self, value: str) -> None:
         match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kmKM]?)", value)
@@ -301,7 +301,7 @@ class FlagReader:
             self._fields["context"] = int(float(match[1]) * _LETTERS[match[2]])
         elif value not in ("auto", "-1"):
             self._notices.append(
-                f"context: {value[:80]!r} is no number of tokens. Write the number."
+                f"context: {value[:80]!r} is not a number of tokens. Write the number."
             )
 
     def _add_adapters(self, values: Sequence[str]) -> None:
@@ -319,7 +319,9 @@ class FlagReader:
         except (ValueError, RecursionError):
             config = None
         if not isinstance(config, dict):
-            self._notices.append("--speculative-config is no JSON object. Write `drafter: MODEL`.")
+            self._notices.append(
+                "--speculative-config is not a JSON object. Write `drafter: MODEL`."
+            )
             return
         method, drafter = str(config.pop("method", "")), config.pop("model", None)
         tokens = config.pop("num_speculative_tokens", None)

@@ -137,10 +137,10 @@ class EngineKnowledge(NamedTuple):
 
 
 def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModels | None:
-    """The models of a file, by its content; None: it is none of the three kinds.
+    """The models of a file, by its content; None: the file has another kind.
 
     name: the name of the file, from which the model of a Modelfile is named. Raises BadRequest for
-    a file of models or services that is no YAML.
+    a file of models or services that is not YAML.
     """
     document = read(text)
     data = document.data if isinstance(document.data, dict) else {}
@@ -253,7 +253,7 @@ def _set_stay(fields: dict[str, Any], ttl: object, *, is_pinned: bool) -> list[s
             return ["ttl: a model of a persistent group is pinned, so it stays loaded."]
         policy["keep_alive"] = f"{ttl}s" if ttl else "-1"
     elif ttl is not None:
-        return ["ttl: it is no number of seconds. Write `policy: {keep_alive: 300s}`."]
+        return ["ttl: it is not a number of seconds. Write `policy: {keep_alive: 300s}`."]
     return []
 
 
@@ -323,7 +323,7 @@ def _read_modelfile(text: str, name: str) -> _ReadModels:
             if key == "num_ctx" and number_of_tokens is not None:
                 fields["context"] = number_of_tokens
             elif key == "num_ctx":
-                reason = "it is no number of tokens"
+                reason = "it is not a number of tokens"
                 problems.append(_Problem(line, "", f"PARAMETER num_ctx: {reason}."))
             else:
                 reason = "clients send it with each request"
@@ -532,7 +532,7 @@ def _source_problem(source: str, fields: Mapping[str, Any]) -> str:
     if "/" not in source:
         problem, words = "no model", "WORDS"
         if source and "engines" in fields:
-            problem = f"{source!r} is no folder and no repository as ORGANIZATION/NAME"
+            problem = f"{source!r} is neither a folder nor a repository as ORGANIZATION/NAME"
         elif source:
             problem = f"names of Ollama's library, as {source}, are not known"
             words = " ".join(re.findall(r"[\w.]+", source.removesuffix(":latest"))) or words

@@ -64,9 +64,9 @@ def test_another_program_on_the_port_is_said_to_be_no_fitserve(
         with pytest.raises(NotReady) as error:
             call("GET", "/admin/models")
         assert error.value.message.startswith(
-            f"What answers at {url} is no fitserve (status {status})"
+            f"The server at {url} is not fitserve (status {status})"
         )
         assert "FITSERVE_PORT" in error.value.hint
         if status != 200:
-            with pytest.raises(NotReady, match="is no fitserve"):
+            with pytest.raises(NotReady, match="is not fitserve"):
                 get_text("/admin/models/m/logs")

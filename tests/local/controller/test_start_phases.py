@@ -156,7 +156,7 @@ async def test_a_stalled_pull_fails_with_its_last_progress_and_is_repeated(
         await wait_until_listed(gateway, "3 of 10 GiB")
         clock.now += 1700
         await looked_at(clock)
-        pull.go_on()  # the same words again are no progress
+        pull.go_on()  # the same words again are not progress
         clock.now += 200
         view = await gateway.until("m", "ready")
         first, second = view["attempts"]

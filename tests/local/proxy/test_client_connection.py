@@ -103,7 +103,7 @@ def post(
     return b"\r\n".join([*lines, b"", body])
 
 
-# --- bytes that are no request, or two ---
+# --- bytes that are not a request, or two ---
 
 
 @pytest.mark.parametrize("path", [CHAT.encode(), b"/echo"])

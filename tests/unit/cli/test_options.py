@@ -36,7 +36,7 @@ def test_a_missing_folder_beside_others_is_noted(
     assert absolute_source("models/alpha/config.json") == str(config.parent)
     config.rename(config.with_name("other.json"))
     other_file = "models/alpha/other.json"
-    assert absolute_source(other_file) == str(tmp_path / other_file), "a file is no repository"
+    assert absolute_source(other_file) == str(tmp_path / other_file), "a file is not a repository"
     assert not capsys.readouterr().err
     assert absolute_source("models/delta") == "models/delta"
     assert "note: there is no folder models/delta in " in capsys.readouterr().err

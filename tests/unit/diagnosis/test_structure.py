@@ -238,7 +238,7 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "hang",
         ),
         # Figures of the engine for requests: words of a field in them (an image's placeholders, a
-        # page's size) are no cause.
+        # page's size) are not a cause.
         (
             "vllm/v1/core/kv_cache_utils.py",
             "popleft",

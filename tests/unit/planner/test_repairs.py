@@ -129,7 +129,7 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
     refusal = Refused("no_memory", "too large", "memory model", cache=True)
     variants = cures(refusal)
     assert changes(variants) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
-    # Where the weights alone are too large, a smaller cache is no help.
+    # Where the weights alone are too large, a smaller cache does not help.
     assert changes(cures(Refused("no_memory", "too large", "memory model"))) == [
         "pp",
         "pp",

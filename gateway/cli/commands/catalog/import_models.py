@@ -57,7 +57,7 @@ def _read_models(file: Path) -> Any:
         text = content.decode("utf-8-sig") if is_whole else ""
         reason = "" if is_whole else f"it has more than {format_bytes(_MAX_FILE_BYTES)}"
     except (OSError, UnicodeDecodeError) as error:
-        text, reason = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
+        text, reason = "", getattr(error, "strerror", None) or "it is not text in UTF-8"
     if reason:
         raise BadRequest(f"{file} cannot be read: {reason}.", hint="Correct the path.")
     settings = load_settings()
@@ -69,7 +69,7 @@ def _read_models(file: Path) -> Any:
     imported = read_file(text, name, knowledge)
     if imported is None:
         raise BadRequest(
-            f"{file} is no config of llama-swap, no Modelfile and no compose file.",
+            f"{file} is neither a config of llama-swap, nor a Modelfile, nor a compose file.",
             hint="llama-swap's has `models` with `cmd`, a compose file `services`, a Modelfile"
             " FROM.",
         )

@@ -127,7 +127,7 @@ def _machine_documents(
     folder = Path(source).absolute()
     if not folder.is_dir():
         raise BadModel(
-            f"{source} is no folder on this machine.",
+            f"{source} is not a folder on this machine.",
             hint="With --hardware, give the folder that the nodes will have the model in.",
         )
     planner = OfflinePlanner.read_environment()

@@ -143,7 +143,7 @@ def _is_served(fact: Fact) -> bool:
 
 def correct_by_measurement(plan: Plan, facts: Iterable[Fact]) -> Plan:
     """facts: about this plan. The figures of another number of replicas, or of concurrent requests,
-    are none of its own."""
+    are not its own."""
     facts = tuple(facts)
     if not facts:
         return plan

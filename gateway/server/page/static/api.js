@@ -7,7 +7,7 @@ const KEY_ITEM = "fitserve.key";
 const RESTS_S = [0.3, 1, 2];
 
 /**
- * An answer that is no success, in the gateway's own words; status 0: no answer, or half of one.
+ * An answer that is not a success, in the gateway's own words; status 0: no answer, or half of one.
  */
 export class ApiError extends Error {
   constructor(status, message, param = null) {

@@ -36,7 +36,7 @@ class Door:
     """Takes one key at a time, and refuses another one with the words of `words`."""
 
     def __init__(
-        self, key: str, words: Callable[[str], str] = lambda _: "That is no key of ours."
+        self, key: str, words: Callable[[str], str] = lambda _: "That is not a key of ours."
     ) -> None:
         self.key = key
         self.words = words
@@ -137,7 +137,7 @@ async def test_a_key_that_is_refused_is_reported_in_words_and_never_shown(
         (
             (lambda key: f"Incorrect API key provided: {key}.")
             if echoes
-            else (lambda _: "That is no key of ours.")
+            else (lambda _: "That is not a key of ours.")
         ),
     )
     with capture_logs() as logs:
@@ -152,7 +152,7 @@ async def test_a_key_that_is_refused_is_reported_in_words_and_never_shown(
                 await says(
                     gateway,
                     f"{url} refused the key: "
-                    + ("it answers 401" if echoes else "That is no key of ours."),
+                    + ("it answers 401" if echoes else "That is not a key of ours."),
                 )
             )
             status, text = await send_request(gateway)

@@ -451,7 +451,7 @@ def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -
                 )
             ]
         )
-        page.sees("text.png is no picture that this browser can read.")
+        page.sees("text.png is not a picture that this browser can read.")
         expect(tab.get_by_role("img", name="red.png")).to_be_visible()
         page.check("chat-picture")
         say(page, "What is it?")
@@ -484,4 +484,4 @@ def test_transparent_parts_are_white_and_a_pasted_table_is_text(
         assert tab.evaluate(PIXEL, url) == [255, 255, 255, 255]
         assert not tab.evaluate(PASTE, "A table as text.")
         assert tab.evaluate(PASTE, "")
-        page.sees("x.png is no picture that this browser can read.")
+        page.sees("x.png is not a picture that this browser can read.")

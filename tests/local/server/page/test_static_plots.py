@@ -120,7 +120,7 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
         assert share(columns, 0.02, 0.28) > 0.9
         assert share(columns, 0.31, 0.59) == 0
         assert share(columns, 0.62, 0.98) > 0.9
-        # No answer is no latency of 0 s.
+        # No answer is not a latency of 0 s.
         columns = tab.evaluate(COLUMNS, ["First byte", find_hue(tab, "new")])
         assert share(columns, 0.02, 0.2) == 0
         page.check("plots")

@@ -169,7 +169,7 @@ def test_a_message_to_a_model_that_starts_is_answered_when_it_is_ready(
         assert len(questions) == 1
 
 
-# Words of the gateway's own tables, which are no text of users and engines.
+# Words of the gateway's own tables, which are not text of users and engines.
 OWN_WORDS = {"state", "phase", "grade", "kind", "task", "object", "uuid", "gpus", "change", "id"}
 MARKUP = (
     "\"'><img src=x onerror=hit()><svg onload=hit()><iframe srcdoc='<script>parent.hit()</script>'>"

@@ -175,7 +175,7 @@ def test_a_wish_that_keeps_the_plan_has_a_reason() -> None:
     assert "follows from engines" in no_effect_reason(
         diff_wishes(wish(), wish(engines=["vllm"])), first_plan, first_plan
     )
-    # A policy is no part of a plan, and another plan speaks for itself.
+    # A policy is not part of a plan, and another plan speaks for itself.
     assert not no_effect_reason(
         diff_wishes(wish(), wish(policy={"wait_s": 5})), first_plan, first_plan
     )

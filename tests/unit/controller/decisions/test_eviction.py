@@ -165,7 +165,7 @@ def test_a_model_loaded_for_no_request_leaves_for_one_at_once() -> None:
     a = serves("a", is_without_requests=True, **young)
     b = serves("b", is_without_requests=True, **young)
     assert set(moves(asking, a, b).evictions) == {*needs}
-    # Half of the room is no use to the waiting model.
+    # Half of the room is of no use to the waiting model.
     assert not moves(asking, a, serves("b", **young)).evictions
     assert not moves(unloaded_model("x", has_plan=False, must_evict=needs), a, b).evictions
     assert not moves(

@@ -91,7 +91,8 @@ def test_equal_states_are_reported_as_no_event() -> None:
         ),
         (model(), model(state="ready"), ["model.state"]),
         (model(), ReportedModel(wish(min_context=7)), ["model.changed"]),
-        # The commits that a plan pinned are no change that somebody asked for, but they are told.
+        # The commits that a plan pinned are not a change that somebody asked for, but they are
+        # told.
         (model(), model(endpoints={"http://a": ""}), ["endpoint.reached"]),
         (
             model(endpoints={"http://a": ""}),
@@ -244,7 +245,7 @@ def test_an_engine_that_stops_says_why(
     ("before", "after", "expected"),
     [
         ("starting", "loading the weights", ["engine.phase"]),
-        # Figures that move every second are no news.
+        # Figures that move every second are not news.
         ("compiling kernels: nvcc a.cu", "compiling kernels: nvcc b.cu", []),
         ("planning", "Downloading a/b: 1.0 MiB of 9.0 MiB (11 %)", ["weights.downloading"]),
         (

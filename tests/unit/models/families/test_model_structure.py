@@ -135,7 +135,7 @@ def test_sizes_and_layers_are_the_terms_of_the_config() -> None:
         ({"attention_bias": True}, lambda b: b.linears[0].bias),
         ({"tied": True}, lambda b: len(b.parameters) == 1),
         ({"kinds": None}, lambda b: b.attention[0].numbers == (0, 2, 4)),
-        # A null is no absent field: the engine's constant does not replace it.
+        # A null is not an absent field: the engine's constant does not replace it.
         ({"gated": None}, lambda b: len(b.parameters) == 1),
         ({"gated": True}, lambda b: len(b.parameters) == 2),
         ({}, lambda b: len(b.parameters) == 2),

@@ -286,7 +286,7 @@ def test_a_request_that_a_foreign_page_causes_is_refused_without_origin(
         assert keyless.admit([local, *own_headers], need) is ANONYMOUS_KEY
     welcome = [(b"origin", b"https://app.example"), (b"sec-fetch-site", site)]
     assert keyless.admit([local, *welcome], need) is ANONYMOUS_KEY
-    # A key is no right that a browser adds by itself.
+    # A key is not a right that a browser adds by itself.
     keys = Keys(Secret("k" * 40), None)
     bearer = (b"authorization", b"Bearer " + b"k" * 40)
     assert keys.admit([local, bearer, (b"sec-fetch-site", site)], need).name == "admin"

@@ -524,7 +524,7 @@ def test_texts_of_several_lines_hold_no_instructions() -> None:
         "n",
     )
     assert result.models == {"n": {"source": "./x", "context": 4096}}
-    assert notices(result)["PARAMETER num_ctx: it is no number of tokens."] == 9
+    assert notices(result)["PARAMETER num_ctx: it is not a number of tokens."] == 9
 
 
 def test_a_module_of_python_is_no_model() -> None:
@@ -537,7 +537,7 @@ def test_a_module_of_python_is_no_model() -> None:
 
 def test_a_model_of_a_command_is_not_called_one_of_ollama() -> None:
     (notice,) = read_models("models:\n  m: {cmd: vllm serve gpt2}\n").notices
-    assert "'gpt2' is no folder and no repository" in notice.text
+    assert "'gpt2' is neither a folder nor a repository" in notice.text
 
 
 def test_a_field_that_no_model_takes_is_left_out_with_its_reason() -> None:

@@ -73,7 +73,7 @@ def compile_kernels(warm_up: Callable[[], Any], module: Any) -> Path | None:
 
     Several ranks of an engine share a cache. The first compiles, and the others wait for it. Where
     it fails, the others try nothing again. Returns the mark of a cache that has all kernels; None:
-    this GPU or warm-up is none for other processes.
+    this GPU or warm-up is not valid for other processes.
     """
     import torch
 

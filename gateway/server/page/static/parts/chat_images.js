@@ -52,7 +52,7 @@ export function imageChooser() {
       try {
         chosenImages.push({ name: file.name, url: await encode(file) });
       } catch {
-        note(`${file.name} is no picture that this browser can read.`, true);
+        note(`${file.name} is not a picture that this browser can read.`, true);
       }
     }
     show();

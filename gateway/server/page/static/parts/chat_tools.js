@@ -42,6 +42,6 @@ export function runTool({ function: { name, arguments: argumentsText } }) {
       ? String(OPERATIONS[operation](Number(a), Number(b)))
       : `There is no operation ${operation}.`;
   } catch (error) {
-    return `The arguments are no JSON: ${error.message}`;
+    return `The arguments are not JSON: ${error.message}`;
   }
 }

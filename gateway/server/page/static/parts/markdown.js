@@ -102,7 +102,7 @@ const inline = (tokens) =>
 const BLOCKS = {
   space: () => [],
   def: () => [],
-  // The headings of an answer are none of the page.
+  // The headings of an answer are not headings of the page.
   heading: (token) => [
     h("p", { class: `heading level-${Math.min(token.depth, 4)}` }, inline(token.tokens)),
   ],

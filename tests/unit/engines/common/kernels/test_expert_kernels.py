@@ -127,8 +127,8 @@ def test_a_width_of_352_is_padded_for_marlin_since_a_version_and_uses_triton_bef
 
 @pytest.mark.parametrize("version", ["0.18.0", "0.19.1", "0.26.0"])
 def test_4_bit_experts_of_2880_in_groups_of_32_load_and_would_crash(version: str) -> None:
-    """A block of 96 divides 2880, and three groups are no number that the kernel has code for. Seen
-    on an H200."""
+    """A block of 96 divides 2880, and three groups are not a number that the kernel has code for.
+    Seen on an H200."""
 
     def choice(hidden: int, group: int) -> MoeChoice:
         shape = MoeShape(
