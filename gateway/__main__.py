@@ -12,7 +12,7 @@ import sys
 _OBJECTS = 300_000
 
 
-# New files are for this user alone (`gateway.store.data_folder`), also those of child processes.
+# Only this user can read new files (`gateway.store.data_folder`), also those of child processes.
 _UMASK = 0o077
 
 

@@ -27,7 +27,7 @@ _MIN_SECRET_CHARACTERS = 4
 
 
 class Secret:
-    """A text that is revealed by a call alone. Equality takes the same time for all texts.
+    """A text that only a call reveals. Equality takes the same time for all texts.
 
     A text of bytes that are not UTF-8, as in a variable, is revealed as these bytes.
     """
@@ -149,7 +149,7 @@ def _hide_word(text: str, value: str, label: str) -> str:
     pattern = re.compile(rf"(?<!\w)(?:{alternatives})(?!\w)", re.IGNORECASE)
     if len(value) >= _MIN_SECRET_CHARACTERS:
         return re.sub(alternatives, lambda _: label, text, flags=re.IGNORECASE)
-    # The letters around a label would tell a value of some letters.
+    # The letters around a label would reveal a short value.
     return f"words with {label}, which are not shown" if pattern.search(text) else text
 
 

@@ -41,7 +41,7 @@ class CertificatePair(NamedTuple):
     def load_into(self, context: ssl.SSLContext) -> None:
         """Give certificate and key to a context. Raises OSError (ssl.SSLError) where they do not
         fit."""
-        # OpenSSL reads a key from a file alone. These are files in memory.
+        # OpenSSL reads a key only from a file. These are files in memory.
         with _memory_file(self.chain) as chain, _memory_file(self.key.reveal_bytes()) as key:
             # OpenSSL would ask for a missing password on the terminal.
             context.load_cert_chain(chain, key, password=lambda: "")

@@ -39,7 +39,7 @@ _CULPRIT = ("kernel", "backend", "layer", "flag", "value")
 
 class Diagnosis(NamedTuple):
     """A failure and the facts that it proves. has_answered: the log shows an answer of the engine,
-    which alone proves health."""
+    the only one that proves health."""
 
     failure: Failure
     facts: tuple[Fact, ...]
@@ -47,7 +47,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def is_healthy(self) -> bool | None:
-        """Whether the engine was healthy. None: the log does not tell."""
+        """Whether the engine was healthy. None: the log does not show it."""
         if self.failure.kind != "none":
             return False
         return True if self.has_answered else None
@@ -113,7 +113,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     failure = diagnosis.failure
     if failure.kind == "none":
         yield (
-            f"{'healthy' if diagnosis.is_healthy else 'cannot tell'}: {failure.message} The last"
+            f"{'healthy' if diagnosis.is_healthy else 'unknown'}: {failure.message} The last"
             f" phase was: {phase_label(failure.phase)}."
         )
         return

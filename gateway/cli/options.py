@@ -117,7 +117,7 @@ TextOnly = Annotated[
     bool | None,
     typer.Option(
         "--text-only/--no-text-only",
-        help="Accept plans for text alone, where the model also takes images, video or audio.",
+        help="Accept text-only plans, where the model also takes images, video or audio.",
     ),
 ]
 Revision = Annotated[

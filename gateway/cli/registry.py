@@ -1,6 +1,6 @@
 """Every command of the program with its section in `fitserve --help`, its module and its function.
 
-A command line that begins with a command's name imports that command alone: the parsers of all
+A command line that begins with a command's name imports only that command: the parsers of all
 commands cost more time than a plan.
 """
 

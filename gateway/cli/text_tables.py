@@ -129,7 +129,7 @@ _MIN_LAST_COLUMN = 30
 
 
 def wish_and_plan(answer: Any) -> list[Any]:
-    """The rows of a changed model: of its wish, then of its plan. A name that both have tells the
+    """The rows of a changed model: of its wish, then of its plan. A name that both have shows the
     plan's row apart."""
     wished_fields = {change["what"] for change in answer["wish"]}
     planned_changes = [

@@ -24,7 +24,7 @@ class Endpoints:
         interval_s: float,
         wake: Callable[[], None],
     ) -> None:
-        """`client` serves endpoints alone: unreachable ones never delay calls to engines here.
+        """`client` serves only endpoints: unreachable ones never delay calls to engines here.
 
         `interval_s` is the time between two checks of one endpoint.
         """

@@ -179,7 +179,7 @@ class Evictor:
     def _note_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
         """Note whether requests wait, and plan again where that changes something.
 
-        Evictions are planned only for a model with requests. Evictions are planned anew if they do
+        Evictions are planned only for a model with requests. Evictions are planned again if they do
         not happen in time.
         """
         stops = model.needs

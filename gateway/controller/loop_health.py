@@ -8,7 +8,7 @@ from gateway.supervision import Setback
 
 
 class LoopHealth:
-    """Written by the loop alone."""
+    """Written only by the loop."""
 
     def __init__(self) -> None:
         self.host_problem: str | None = None

@@ -11,7 +11,7 @@ from gateway.domain import Attempt, Instance, Offer
 
 
 class MemoryGifts:
-    """Has models give the offers that others wait for, and tells the receivers.
+    """Has models give the offers that others wait for, and notifies the receivers.
 
     `measures` is `StartGate.measures`, and `shrink` is `ReplicaSteps.shrink`.
     """

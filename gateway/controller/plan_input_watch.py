@@ -1,4 +1,4 @@
-"""Watch over the inputs of plans, so that models without a plan are planned anew for a reason."""
+"""Watch over the inputs of plans, so that models without a plan are planned again for a reason."""
 
 from __future__ import annotations
 

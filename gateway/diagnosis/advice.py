@@ -58,7 +58,7 @@ _REFUSAL = re.compile(
     r"\bnot\b|n't\b|\bcannot\b|\bunsupported\b|incompatible|\bonly\b|\bnever\b", re.IGNORECASE
 )
 _NEGATION_PREFIX = re.compile(r"(?:\bnot|n't|\bcannot|\bnever)\s+(?:be\s+)?\Z", re.IGNORECASE)
-# Words behind a setting that tell its change.
+# Words behind a setting that describe its change.
 _CHANGE_SUFFIX = re.compile(
     r"\A[`'\"]?(?:\s?=\s?[\w.]+)?[`'\"]?\s+(?:flag\s+|option\s+|argument\s+)?"
     r"(?:(?P<set>(?:is|are|must be|should be|has to be|needs to be)\s+(?:explicitly\s+)?"

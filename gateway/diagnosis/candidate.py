@@ -44,7 +44,7 @@ class FailureCandidate:
         return cls(None, {}, line, number, shape.phase, shape=shape, is_bare=True)
 
     def set_message(self, message: str, columns: int) -> None:
-        """Begin the message with a line of so many columns."""
+        """Begin the message with a line of this many columns."""
         self.message, self.columns, self.last_columns = message, columns, columns
 
     def join(self, text: str, columns: int) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gateway.domain.release import release
 
-# Hashes have so many bits: of 10,000 in a step an unrelated name meets one in 1,700 cases.
+# Hashes have this many bits: of 10,000 in a step an unrelated name meets one in 1,700 cases.
 _BITS = 24
 # A message is known by the first words of each of its constant parts.
 _WORDS = 5

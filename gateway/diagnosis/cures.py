@@ -230,7 +230,7 @@ class Cures:
     ) -> dict[str, Scalar]:
         """The `feature` whose code failed, with its `feature_switch` in this version.
 
-        `switch_version`: the described version that tells the switch, where it is another one.
+        `switch_version`: the described version that names the switch, where it is another one.
         """
         settings = self.version_settings(engine, version)
         if engine is None or settings is None:
@@ -530,7 +530,7 @@ def _lever_holds(lever: Lever, case: Case) -> bool:
 
 
 def _is_vague(step: str, named_flags: set[str]) -> bool:
-    """Whether a step names only settings whose change the message itself tells."""
+    """Whether a step names only settings whose change the message itself names."""
     match = _VAGUE_STEP.match(step)
     return match is not None and set(_FLAG.findall(match["flags"])) <= named_flags
 

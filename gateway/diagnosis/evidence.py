@@ -57,7 +57,7 @@ _PARSER = re.compile(
 _STANDARD_LIBRARY = re.compile(
     r"/python3(?:\.\d+)?/(?!(?:site|dist)-packages/)|\A<|json/decoder\.py"
 )
-# Lines in which an engine tells how to avoid its failure: so many are kept, for so many lines.
+# Lines in which an engine says how to avoid its failure: the number kept, and for how many lines.
 _MAX_ADVICE, _MAX_ADVICE_LINES = 4, 40
 _ADVICE = re.compile(
     r"\b(?:[Ww]ork ?arounds?|[Tt]o (?:avoid|fix|solve|resolve|work)|[Pp]lease (?:try|add|set|use"
@@ -232,7 +232,7 @@ class LogEvidence:
             self._first.append(line)
 
     def read_advice(self, text: str, number: int) -> None:
-        """Remember a line of a start that tells how to avoid a failure."""
+        """Remember a line of a start that says how to avoid a failure."""
         if "--" not in text or (begin := _ADVICE.search(text)) is None:
             return
         # One expression for both would read the rest of the line once for each such word.
@@ -274,7 +274,7 @@ class LogEvidence:
         self.faults[shape.exception, raising_frame] = first, number + 1
 
     def close(self, lines: int, *, is_healthy: bool) -> None:
-        """End the log after so many lines. is_healthy: the engine had started."""
+        """End the log after this many lines. is_healthy: whether the engine had started."""
         phase = self.progress.phase
         if self.crash.number:
             self.crashed = self.crash.candidate(phase)

@@ -1,7 +1,7 @@
 """The likely kind of a failure that no row knows, by the words of its message and frames. Pure.
 
 Each kind gets points, and the kind with the most wins. Three points: a word that hardly belongs to
-another kind, or an exception of this kind alone. One point: a word of the field, a file or function
+another kind, or an exception of only this kind. One point: a word of the field, a file or function
 in the innermost frames, or a usual exception. At most three words of each sort count. The words
 are data (`profiles/failures/words.yaml`). The result is for readers of a log and proves nothing.
 """

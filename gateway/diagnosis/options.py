@@ -72,7 +72,7 @@ _FEATURES = (
     "enable-prefix-caching",
     "hf-overrides",
 )
-# Options that say which model, where, and how large: no text speaks of them alone.
+# Options that say which model, where, and how large: no text is only about them.
 _PLACES = frozenset(
     {
         "model",
@@ -190,7 +190,7 @@ class StartOptions:
             self._add_options(_VALUE, match["all"])
 
     def is_set(self, flag: str) -> bool | None:
-        """Whether an option was given; None if the log does not tell."""
+        """Whether an option was given; None if the log does not show it."""
         if flag in self._values:
             return self._values[flag] not in _UNSET_VALUES
         return False if self._is_complete else None

@@ -74,7 +74,7 @@ Steps = Annotated[tuple[CureStep, ...], BeforeValidator(_read_steps)]
 class FailureSignature(Value):
     """The failure that a row proves, and its words.
 
-    kind, phase: those of the failure; without a phase the log tells it.
+    kind, phase: those of the failure; without a phase, the log gives it.
     engines: the kinds of engine that print it; empty for all.
     proves: the subject of the fact that is learned (facts/learn.py).
     message, advice, steps: templates (remedy.py); where they are empty, those of the kind hold.
@@ -183,7 +183,7 @@ class Lever(Value):
     """Steps that help where a circumstance is known. These steps stand before the general steps.
 
     kinds, phases, engines: those of the failures that the steps help with; (): all.
-    when: circumstances or values, of which at least one is known; none: the phase alone decides.
+    when: circumstances or values, of which at least one is known; none: only the phase decides.
     also: further circumstances, of which at least one must be known too.
     unless: none of these is known.
     fixed: the version of the engine that has no such fault; the lever does not help with it and
@@ -213,7 +213,8 @@ class FeatureSwitch(Value):
 
     setting: `omit --flag`, `--flag`, `--flag value` or `VARIABLE=value`. A key of a flag's JSON
         object follows a dot.
-    first_version: the first that is known to have the key; empty where its flags tell all.
+    first_version: the first version that is known to have the key; empty where the flags list all
+        keys.
     """
 
     setting: str

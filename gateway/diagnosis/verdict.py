@@ -44,7 +44,7 @@ _UNKNOWN_FAILURE = FailureSignature(
 _PEER_FAILURE = FailureSignature(
     kind="unknown",
     message=(
-        "A process of the engine died, and this part of its log does not tell why: the cause stands"
+        "A process of the engine died, and this part of its log does not say why: the cause is"
         " further up, or in another rank's log."
     ),
     steps=(

@@ -1,8 +1,8 @@
 """The names that declare values: those of pydantic, or stand-ins in a lean process.
 
-The import of pydantic and its schemas take longer than a plan. A lean process takes data alone that
+The import of pydantic and its schemas take longer than a plan. A lean process takes only data that
 pydantic would take as they are (`lean/lean_reader.py`). For all else, such as wrong input, it
-raises `NeedsPydantic`, and the program begins anew with pydantic.
+raises `NeedsPydantic`, and the program starts over with pydantic.
 """
 
 from __future__ import annotations

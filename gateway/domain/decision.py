@@ -126,7 +126,7 @@ class Decision(Value):
     why_gpus: str = Field(
         "",
         description=(
-            "why the first plan takes so many GPUs: its gains in speed, context and requests over"
+            "why the first plan takes this many GPUs: its gains in speed, context and requests over"
             " the neighbouring numbers"
         ),
     )

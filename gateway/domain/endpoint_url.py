@@ -40,7 +40,7 @@ def endpoint_url(text: str) -> str:
         raise ValueError(
             f"{label} has more than a base URL has: no user, password, query or fragment."
         )
-    # An interface in an IPv6 address ("%eth0") means something on one machine alone.
+    # An interface in an IPv6 address ("%eth0") means something only on one machine.
     if "%" in host or not (host.startswith("[") or _HOST.fullmatch(host)):
         raise ValueError(f"{label} names no host.")
     if port == 0:

@@ -148,7 +148,7 @@ class ModelSpec(Value):
     dtype: Literal["bfloat16", "float16", "float32"]
     max_position: int = Field(description="the longest context in tokens")
     open_limit: bool = Field(
-        False, description="no file names `max_position`, and an engine takes more if told"
+        False, description="no file names `max_position`, and an engine accepts more on request"
     )
     sentence_limit: int | None = Field(
         None, exclude=True, description="tokens that the files of sentence-transformers allow"

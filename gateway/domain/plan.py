@@ -84,7 +84,7 @@ class Estimate(Value):
 class Speed(Value):
     """The expected speed of all replicas together; `stream` and first token: of a lone request."""
 
-    stream: Estimate = Field(description="tokens/s of one request alone, after its first token")
+    stream: Estimate = Field(description="tokens/s of a single request, after its first token")
     total: Estimate = Field(
         description="tokens/s of `concurrency` concurrent requests, their prompts read meanwhile"
     )
@@ -219,7 +219,7 @@ class Cap(Value):
 class NodeRanks(Value):
     """The ranks of one copy of an engine on one node of a cluster.
 
-    The first node of a copy answers requests; the others (`node_rank` above 0) compute alone.
+    The first node of a copy answers requests; the others (`node_rank` above 0) only compute.
     """
 
     node: str

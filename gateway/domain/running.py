@@ -267,7 +267,7 @@ class Attempt(Value):
 
     @property
     def instance_name(self) -> str:
-        """The name of its instance on the host, by the attempt alone."""
+        """The name of its instance on the host, only by the attempt."""
         slug = "".join(
             char if char.isalnum() or char in "-_" else "-" for char in self.model.lower()
         )
@@ -355,7 +355,7 @@ class BenchReport(Value):
     prompt: Tokens
     answer: Tokens
     stream: Positive | None = Field(
-        None, description="tokens/s of one request alone, after its first token"
+        None, description="tokens/s of a single request, after its first token"
     )
     first_token_2k_s: Positive | None = None
     first_token_32k_s: Positive | None = None

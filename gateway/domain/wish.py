@@ -209,7 +209,7 @@ class Wish(Value):
     text_only: bool = Field(
         False,
         description=(
-            "accept plans that serve text alone, where the model also takes images, video or audio"
+            "accept plans that serve only text, where the model also takes images, video or audio"
         ),
     )
     chat_template: ChatTemplate | None = Field(

@@ -25,12 +25,12 @@ never listed, stopped or removed.
 * `inquire` runs the engine's own code (gateway/engines/inquiry/inside) in its environment, if
   possible without network. Nothing is left behind, however the generator ends. It gets the `gpus`
   that it is to measure. Questions about models state their GPUs and get none.
-* `conditions` tells how an engine with this `LaunchSpec.cache` would start now.
+* `conditions` returns how an engine with this `LaunchSpec.cache` would start now.
 * `expect` announces a start: a host that forks engines imports this one meanwhile. The start itself
   may differ, or never come.
 * `end_command` is for users: the gateway prints it when it leaves engines behind.
 * `processes` gives the living processes of the engine, its compilers included; none where the host
-  cannot tell, or nothing runs. In a paused container all are stopped.
+  cannot know, or nothing runs. In a paused container all are stopped.
 * Calls for different names may run at the same time.
 """
 

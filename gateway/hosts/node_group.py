@@ -1,13 +1,13 @@
 """The parts of an engine over several nodes as one instance. Pure.
 
 Each node's host knows its part by a name with the number of the part and of all parts, so that
-hosts without a word of each other, listed after a restart of the gateway, tell which belong
+hosts without a word of each other, listed after a restart of the gateway, show which belong
 together.
 
 parts                                   the engine
 all run                                 running, at the address of the first
 one has exited                          exited, by the part with the most to say
-one is missing, or was never started    created: all are started anew, or stopped
+one is missing, or was never started    created: all are restarted, or stopped
 """
 
 from __future__ import annotations

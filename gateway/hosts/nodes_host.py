@@ -6,7 +6,7 @@ is kept here, so the next gateway finds all engines by their names (node_group.p
 * `start` leaves all parts, or none.
 * `follow` mixes the logs, each line of a later node with the node before it. A part that ends
   leaves the others waiting, so all logs end after the last words (part_logs.py).
-* All other calls, and engines on one node, belong to `host` alone.
+* All other calls, and engines on one node, belong only to `host`.
 """
 
 from __future__ import annotations

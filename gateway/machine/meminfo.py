@@ -1,4 +1,4 @@
-"""Sizes of the machine's memory, as Linux tells them."""
+"""Sizes of the machine's memory, as Linux reports them."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def check_base(adapter: Adapter, spec: ModelSpec) -> None:
                 f" {layer.inputs}, and the layer of {spec.source} is {shape}.",
                 hint=hint,
             )
-    # The names of layers are known from headers alone: engines rename and merge layers.
+    # The names of layers are known only from headers: engines rename and merge layers.
     if spec.tensors_from == "headers" and not any(
         layer.module in names for layer in adapter.layers
     ):

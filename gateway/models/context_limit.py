@@ -58,7 +58,7 @@ _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
 
 class ContextLimit(NamedTuple):
     """Tokens, and where the number comes from. is_open: the engine takes a longer context if
-    told."""
+    given."""
 
     tokens: int
     source: str

@@ -281,7 +281,7 @@ def _shapes(
     """The tensors of an EAGLE, DFlash or DSpark drafter by its config. Raises BadModel."""
     if method == "mtp" or attention[0].kind == "mla":
         raise BadModel(
-            f"The size of the drafter {layer.source} is known from its weight files alone, and"
+            f"The size of the drafter {layer.source} is known only from its weight files, and"
             " they are missing.",
             hint="Give a folder or repository with its safetensors files.",
         )

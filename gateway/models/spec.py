@@ -1,6 +1,6 @@
 """The reader of models: config.json and tensor headers to a ModelSpec.
 
-config.json alone is enough for every family of families/registry.py. For an unknown family, sizes
+config.json is enough for every family of families/registry.py. For an unknown family, sizes
 come from the usual names of fields and are marked as `guessed`. Headers, where present, give the
 exact weights.
 """
@@ -29,7 +29,7 @@ from gateway.models.tensor import Tensor
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
-# No real weight has so many elements: a header that says so is damaged or hostile.
+# No real weight has this many elements: a header that says so is damaged or hostile.
 _MAX_ELEMENTS = 2**50
 
 # Dtypes from the widest to the narrowest. Engines take the widest dtype of the headers where the
@@ -61,7 +61,7 @@ def read_model(
     """The spec of a model. Raises BadModel that names the missing or wrong field or tensor.
 
     structure: JSON text of the layers that an engine builds (families/model_structure.py).
-    tensors: those of its headers; None: config.json alone is known.
+    tensors: those of its headers; None: only config.json is known.
     file_bytes: size of the weight files.
     """
     top = Fields(config, source)

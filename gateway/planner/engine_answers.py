@@ -141,7 +141,7 @@ def _confirmed_kernel(
         for layer_kernel in forecast
         if _module_name(layer_kernel.layer) == _module_name(asked_kernel.layer)
     ]
-    # The answer is of Python code alone: refusals at a start still hold for this kernel.
+    # Only Python code gave the answer: refusals at a start still hold for this kernel.
     for layer_kernel in same_layer:
         is_refused = layer_kernel.status == "none" and any(
             refusal.at_start and refusal.kernel == asked_kernel.kernel

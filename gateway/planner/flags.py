@@ -163,7 +163,7 @@ def launch_spec(
     from gateway.domain.running import LaunchSpec, NodeLaunch  # not before a start
 
     environment = inputs.environment
-    # Inside a container the engine listens on its only address; as a process, on loopback alone.
+    # Inside a container the engine listens on its only address; as a process, only on loopback.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
     last: dict[str, Scalar] = {
         "model": inputs.weights,
@@ -353,7 +353,7 @@ def check_text(name: str, value: str, *, param: str, lines: bool = False) -> Non
     """Refuse a text that would forge lines in a log or a process listing, or that no process can be
     passed. Raises BadFlag.
 
-    `lines` allows line breaks and tabs, for JSON that is written anew anyway.
+    `lines` allows line breaks and tabs, for JSON that is rewritten anyway.
     """
     plain_text = value.translate(_WHITESPACE) if lines else value
     if not plain_text.isprintable() or len(value) > _MAX_VALUE:
@@ -414,7 +414,7 @@ def _numeric_value(
 
 
 def _json(value: str) -> str | None:
-    """The object or list written anew in one line of ASCII; NaN and Infinity are not JSON."""
+    """The object or list in one line of ASCII; NaN and Infinity are not JSON."""
     try:
         parsed = json.loads(value)
         return json.dumps(parsed, allow_nan=False) if isinstance(parsed, dict | list) else None

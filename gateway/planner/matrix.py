@@ -7,8 +7,8 @@ from typing import Literal
 
 from gateway.domain import Decision, EngineRef, Rejected, Value
 
-# Refusals that say more about the number of GPUs than about the engine; told only where there is
-# nothing else to tell.
+# Refusals that say more about the number of GPUs than about the engine; shown only where no other
+# refusal can be shown.
 _COUNT_VERDICTS = ("no_device", "illegal_parallelism")
 
 

@@ -1,6 +1,7 @@
 """Kinds of content that a model takes and a plan drops. Pure.
 
-An engine that would open any URL of a request is told to refuse media. Such a plan needs the user's
+An engine that would open any URL of a request gets flags to refuse media. Such a plan needs the
+user's
 word: `text_only` of the wish, or these flags themselves.
 """
 
@@ -62,7 +63,7 @@ def drop_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: 
         return plan
     warning = (
         f"As text only: {engine.ref} opens local files that a request names as an image, video or"
-        " sound, so it is told to refuse media; vLLM serves this model with media."
+        " sound, so its flags refuse media; vLLM serves this model with media."
     )
     return plan.evolve(
         argv=(*plan.argv, *spell_flags(engine, missing_flags)),

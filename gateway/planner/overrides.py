@@ -20,7 +20,7 @@ from gateway.models.task import classifying_task
 # Fields of config.json, as vLLM and SGLang take them.
 _FLAT_FLAG = "json-model-override-args"
 CONFIG_FLAGS = ("hf-overrides", _FLAT_FLAG)
-# Fields of a ModelSpec that follow from config.json alone.
+# Fields of a ModelSpec that follow only from config.json.
 _CONFIG_FIELDS = (
     "architecture",
     "model_type",

@@ -23,7 +23,7 @@ def parallel_refusal(
     spec: ModelSpec, built_model: BuiltModel, tp: int, *, ep: bool = False, dp: int = 1
 ) -> tuple[str, str | None] | None:
     """Why `tp` ranks cannot share this model, and which layer stands against it; None when they
-    can. dp: groups of so many ranks, over all of which experts are cut.
+    can. dp: the number of ranks in a group, over all of which experts are cut.
 
     Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
     vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and
@@ -100,7 +100,7 @@ def tower_heads(built_model: BuiltModel, tp: int) -> int:
 def tower_refusal(built_model: BuiltModel, tp: int) -> str:
     """Why `tp` ranks cannot share the vision tower; "": they can.
 
-    A tower of which only config.json tells is cut by its heads, one with known layers where a cut
+    A tower that only config.json describes is cut by its heads, one with known layers where a cut
     of a layer fails. Source: `divide` of heads in the towers of vllm/model_executor/models
     (glm4_1v.py:277 of 0.19.1, siglip.py, clip.py) and in
     sglang/srt/layers/attention/vision.py:1132 of 0.5.23.
@@ -136,8 +136,8 @@ def _groups(
     free_bytes: Mapping[int, int],
     links: Mapping[tuple[int, int], int],
 ) -> Iterable[tuple[int, ...]]:
-    """The groups of so many of these GPUs that may be the best: where each two are linked alike,
-    those with the most free bytes alone."""
+    """The groups of this many GPUs that may be the best: where all are linked alike, only those
+    with the most room."""
     freest_gpus = sorted(gpus, key=lambda index: (-free_bytes[index], index))[
         : max(_MAX_GPUS, size)
     ]
@@ -154,7 +154,7 @@ def _groups(
 
 
 def drop_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
-    """The machine as it would be without the engines that hold so many bytes of its GPUs, by
+    """The machine as it would be without the engines that hold this many bytes of its GPUs, by
     UUID."""
 
     def free(gpu: Gpu) -> Gpu:
@@ -192,7 +192,7 @@ def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:
 def dealt_layers(
     layers: int, shares: Sequence[float], max_layers: Sequence[float]
 ) -> tuple[int, ...] | None:
-    """How many of so many layers each stage has: by `shares`, and none more than `max_layers` of
+    """The number of layers of each stage: by `shares`, and none more than `max_layers` of
     it.
     None: they do not hold all."""
     layer_counts = [1] * len(shares)
@@ -243,7 +243,7 @@ class GpuGroups:
 
     def best(self, size: int) -> tuple[Gpu, ...] | None:
         """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then
-        lowest index. None: there are not so many of one kind.
+        lowest index. None: no kind has this many.
 
         A group counts when its fullest GPU has at least half of the free bytes of the best group:
         links between GPUs that are in use are worth less than memory.

@@ -35,7 +35,7 @@ from gateway.planner.proposal.plan_variables import engine_variables, sleep_vari
 from gateway.planner.proposal.plan_warnings import plan_warnings, replacement_reason
 from gateway.planner.sizes import Batch, Sizes
 
-# Flags whose value follows from the answer, or which are asked about alone.
+# Flags whose value follows from the answer, or which are asked about separately.
 _ANSWER_FLAGS = (
     "max-model-len",
     "gpu-memory-utilization",

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 class Sizes(NamedTuple):
     """Batch, memory and context of a plan.
 
-    `flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`: the
+    `flags` set the engine's budget; `scope` is where facts about these sizes hold. `cap`: the
     bound of the budget.
     """
 

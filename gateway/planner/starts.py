@@ -67,8 +67,8 @@ KEPT_BACK = 100
 class PlacedEngine(FrozenRecord, frozen=True):
     """An engine that starts, serves or stops.
 
-    phase: "loading" before its KV cache exists; "capturing_graphs" while graphs and workspaces
-        are made; "settled" once its memory no longer changes; "stopping" once it was told to stop.
+    phase: "loading" before its KV cache exists; "capturing_graphs" while graphs and workspaces are
+        made; "settled" once its memory no longer changes; "stopping" once it was ordered to stop.
     phase_since: begin of the phase, in seconds.
     measures: a start that has imported its code, and so reads the memory of its GPUs.
     is_proved: it has generated tokens.

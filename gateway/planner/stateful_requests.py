@@ -61,7 +61,7 @@ def stateful_requests(
 ) -> tuple[Choice[int], str]:
     """The concurrent requests, `limit` at most, and a warning if the user asked for more; "".
 
-    Raises Refused where the engine would end for so many.
+    Raises Refused where the engine would end for this many.
     """
     estimate = _estimate_states(footprint, budget_bytes)
     if estimate is None or limit.value <= estimate.requests:

@@ -43,7 +43,7 @@ from gateway.planner.variants.shared_layouts import SharedLayouts
 from gateway.planner.variants.variant_kernels import VariantKernels
 from gateway.planner.variants.variant_planner import VariantPlanner
 
-# The search of an engine version ends after so many variants; later ones have no use.
+# The search of an engine version ends after this many variants; later ones are of no use.
 _MAX_VARIANTS = 64
 _SIZES = {"tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"}
 

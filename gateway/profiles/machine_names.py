@@ -131,7 +131,7 @@ def _refuse_other_makers(text: str) -> None:
     for maker, pattern in _OTHER_MAKERS.items():
         if match := pattern.search(text.lower()):
             raise BadRequest(
-                f"{match[0]} is a GPU of {maker}, and fitserve plans for GPUs of NVIDIA alone.",
+                f"{match[0]} is a GPU of {maker}, and fitserve plans only for NVIDIA GPUs.",
                 hint="`fitserve plan --hardware list` prints the cards that fitserve knows.",
                 param="hardware",
             )

@@ -1,4 +1,4 @@
-"""The answer that a client receives: the head written anew, the body passed on, and the end.
+"""The answer that a client receives: the rewritten head, the body passed on, and the end.
 
     the engine's answer            a client without a head yet    a client with the head of events
     an event stream                passed on                      passed on without a head

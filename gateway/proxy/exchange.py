@@ -495,7 +495,7 @@ class Exchange:
     # --- the engine's answer ---
 
     def head(self, upstream: UpstreamConnection, status: int) -> None:
-        """Handle the head of the answer. The client's head is written anew."""
+        """Handle the head of the answer. The client's head is a new one."""
         # Clients disagree on whether an answer of status 205 has a body.
         if not (200 <= status < 300 or 400 <= status < 600) or status == 205:
             self.fail(refusals.status_error(status))

@@ -116,7 +116,7 @@ def remember_answer(
     if length_range is None or not read or read != len(data) - length_range[2]:
         return None
     forwarded_headers, events = client_lines(headers)
-    # Event streams are framed anew, so their heads are not cached.
+    # Event streams are reframed, so their heads are not cached.
     return KnownAnswerHead(status, forwarded_headers, data, length_range) if not events else None
 
 

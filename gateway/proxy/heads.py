@@ -1,6 +1,6 @@
 """The heads that the data plane writes: of the request to an engine, and of the answer to a client.
 
-Both are written anew. Only the values named here pass to the other side, and only plain values. No
+Both are rewritten. Only the values named here pass to the other side, and only plain values. No
 framing, hop-by-hop header, cookie or key passes.
 """
 
@@ -24,7 +24,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 VALUE_BYTES = 512  # of a header that is passed on
 _PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
 _LENGTH = re.compile(rb"[0-9]{1,18}").fullmatch
-# A request that has passed so many fitserve gateways is refused, because they may be endpoints of
+# A request that has passed this many fitserve gateways is refused, because they may be endpoints of
 # each other.
 MAX_HOPS = 4
 # Entry of a fitserve gateway in `Via` (RFC 9110, section 7.6.3), added once to a request for a

@@ -218,7 +218,7 @@ class Stall:
         self._unsent = -1
 
     def is_over(self, time: float) -> bool:
-        """Whether the client received no byte for STALL_S. If so, the kernel is told to drop the
+        """Whether the client received no byte for STALL_S. If so, the kernel is asked to drop the
         unsent bytes on close; otherwise it would offer them for minutes."""
         connection = _socket(self._transport)
         if connection is None:

@@ -19,7 +19,7 @@ TokenUsage = tuple[int | None, int | None, int | None]
 """Tokens of the prompt, of the answer, and of the prompt from a cache. None: not reported."""
 UNTOLD: TokenUsage = (None, None, None)
 
-# Tokens of the prompt that Anthropic's API reports in the first event of a stream alone.
+# Tokens of the prompt that Anthropic's API reports only in the first event of a stream.
 LEAD_BYTES = 4096
 
 _REST = msgspec.json.Decoder(RestOfAnswer)

@@ -1,4 +1,4 @@
-"""Routes that tell a supervisor how the gateway is: version, liveness, readiness."""
+"""Routes for supervisors with the state of the gateway: version, liveness, readiness."""
 
 from __future__ import annotations
 

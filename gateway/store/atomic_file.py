@@ -1,4 +1,4 @@
-"""Files that are whole or absent, even after a power cut, and readable by their owner alone."""
+"""Files that are whole or absent, even after a power cut, and readable only by their owner."""
 
 from __future__ import annotations
 

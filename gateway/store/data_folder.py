@@ -59,7 +59,7 @@ def close_data_folder(data: Path) -> None:
     if mode & stat.S_ISVTX:
         raise SettingsError(
             f"All users of this machine share the folder {data}, so it cannot be the data folder.",
-            hint="Set FITSERVE_DATA_DIR to a folder for the gateway alone.",
+            hint="Set FITSERVE_DATA_DIR to a folder that only the gateway uses.",
         )
     if not mode & _FOREIGN_ACCESS:
         return

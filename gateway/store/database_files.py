@@ -78,7 +78,7 @@ def write(source: sqlite3.Connection, path: Path) -> None:
 def put_back(source: sqlite3.Connection, path: Path) -> Path:
     """Replace a damaged file by the content of `source`. Returns the damaged file's new path.
 
-    There is a file at `path` at every moment, because a gateway without one begins anew. Raises
+    There is a file at `path` at every moment, because a gateway without one starts empty. Raises
     OSError, sqlite3.Error.
     """
     replacement, damaged_path = path.with_name(f"{path.name}.restored"), free_name(path)

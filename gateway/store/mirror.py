@@ -24,7 +24,7 @@ _INSPECTION_S = 5.0
 _INSPECTION_SHARE = 0.01
 # A damaged file is replaced once it was not written for so long.
 _REST_S = 10.0
-# Changes that a mirror may lack before it is made anew.
+# Changes that a mirror may lack before it is recreated.
 _MAX_PENDING = 1000
 # Primary result codes that do not mean damage to the file.
 HARMLESS_CODES = frozenset(
@@ -196,7 +196,7 @@ class Mirror:
         """The problem of a sound file whose rows are not those of its mirror.
 
         is_foreign: others have written to the file. Without that the mirror is wrong, and is made
-        anew.
+        again.
         """
         try:
             with closing(database_files.reader(self.path)) as file:

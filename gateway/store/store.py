@@ -167,7 +167,7 @@ class Store:
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
     def forgive(self, name: str, now_s: float) -> None:
-        """Forget the model's failures, and facts about failed plans and about this model alone.
+        """Forget the model's failures, and facts about failed plans and only about this model.
 
         Facts about limits and kernels stay. Raises NotFound.
         """

@@ -27,7 +27,7 @@ def diagnose(
     as_json: Json = False,
 ) -> None:
     """Name the failure in an engine's log, with proof and cure. Exit code 1 for a failure, 4 when
-    the log does not tell."""
+    the log does not show it."""
     from gateway.cli.log_diagnosis import lines, read_log, report
     from gateway.profiles.profiles import Profiles
 

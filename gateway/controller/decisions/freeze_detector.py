@@ -81,7 +81,7 @@ class FreezeDetector:
         self._unanswered_s = now - self._answered_at
 
     def note_processes(self, now: float, processes: Sequence[EngineProcess]) -> None:
-        """Note all processes of the engine; none if the host cannot tell."""
+        """Note all processes of the engine; none if the host does not report them."""
         self._stopped_processes = tuple(process for process in processes if process.stopped)
         self._stopped_since = (self._stopped_since or now) if self._stopped_processes else None
         self._stays_stopped = self.stopped_s(now) >= CONFIRM_S

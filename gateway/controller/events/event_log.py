@@ -57,7 +57,7 @@ class EventBatch(NamedTuple):
 class EventLog:
     """Numbers events, stores them, and hands them to listeners.
 
-    Used by the event loop alone. Call `begin` before `tell`.
+    Used only by the event loop. Call `begin` before `tell`.
     """
 
     def __init__(self, store: Store) -> None:

@@ -33,7 +33,7 @@ from gateway.version import __version__
 
 # Seconds between two looks at the installed engines.
 _ENGINES_S = 5.0
-# A look is followed by a pause of so many times its own duration, at most `_MAX_PAUSE_S`. So a
+# A look is followed by a pause of this many times its own duration, at most `_MAX_PAUSE_S`. So a
 # storm of passes has a bounded cost.
 _PAUSE, _MAX_PAUSE_S = 300, 0.2
 # A hot card lowers and raises its clocks every few seconds.

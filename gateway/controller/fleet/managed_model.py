@@ -172,7 +172,7 @@ class ReplicaState:
     eviction: Eviction | None = None
     """Its eviction: it gets no request until its engine is stopped or asleep."""
     wake_times: tuple[float, float] | None = None
-    """When its engine was last told to wake up, and when it answered; None: it never slept."""
+    """When its engine was last asked to wake up, and when it answered; None: it never slept."""
     planning: ReplicaPlanning = field(default_factory=ReplicaPlanning)
     succession: Succession = field(default_factory=Succession)
     setback: Setback = field(init=False)
@@ -382,7 +382,7 @@ class ManagedModel:
     is_unloaded: bool = False
     """Its owner has unloaded it. It is not loaded until its next request."""
     idempotency_key: str = ""
-    """The key of the request that added it; "": the request had none, or the gateway started anew
+    """The key of the request that added it; "": the request had none, or the gateway restarted
     since."""
     used_at: float = 0.0
     """The last use, in Unix seconds; 0: unused since it was added."""

@@ -29,7 +29,7 @@ class LaunchFiles:
 class Preparation:
     """Files that are brought, and then read ahead, until `end`.
 
-    A start waits for `files` alone. The reading goes on while its engine imports its code.
+    A start waits only for `files`. The reading goes on while its engine imports its code.
     """
 
     def __init__(

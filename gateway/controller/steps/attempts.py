@@ -1,5 +1,5 @@
-"""The life of attempts: begun, planned anew, ready, failed, ended. Each change is on disk before it
-counts."""
+"""The life of attempts: begun, planned again, ready, failed, ended. Each change is on disk before
+it counts."""
 
 from __future__ import annotations
 

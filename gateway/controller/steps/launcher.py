@@ -185,7 +185,7 @@ class Launcher:
         return start_conditions.evolve(origin=(await self.host.start(spec)).origin)
 
     async def conditions(self, plan: Plan, *, allow_remote_code: bool) -> StartConditions:
-        """The conditions of a start now, as far as the host tells."""
+        """The conditions of a start now, as far as the host reports them."""
         try:
             engine = await asyncio.to_thread(self.profile_of, plan.engine)
             cache = resources.cache(plan, engine, remote_code=allow_remote_code)
@@ -366,7 +366,7 @@ class Launcher:
         try:
             text = (folder / name).read_bytes()
             if self.settings.shared_models is not None:
-                # Engines see one folder alone.
+                # Engines see only one folder.
                 folder = self.settings.models / template.FOLDER
                 _write_file(folder, name, text)
         except OSError as error:

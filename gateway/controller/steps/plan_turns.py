@@ -9,7 +9,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-# Each so many turns one goes to the step that has waited longest.
+# One in this many turns goes to the step that has waited longest.
 _FAIR_TURN_INTERVAL = 4
 
 

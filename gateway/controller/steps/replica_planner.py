@@ -68,7 +68,7 @@ class ReplicaPlanner:
     ) -> AsyncGenerator[PlanResult]:
         """The plan after an inquiry. The turn to plan is held until the caller is done.
 
-        The turn is free during the inquiry, so the plan is made anew if memory was promised to
+        The turn is free during the inquiry, so the plan is made again if memory was promised to
         other models in between. plan: the plan of this engine if the inquiry gives none.
         """
         async with model.inquiry_lock:

@@ -135,7 +135,7 @@ class EndpointWatcher:
         )
 
     async def _read_key(self) -> Secret | None:
-        """The key, read by a thread of this watcher alone, so that a hanging mount stops nothing
+        """The key, read by a separate thread of this watcher, so that a hanging mount stops nothing
         else. Raises NoKeyError."""
         if self.key.reference is None:
             return None

@@ -26,7 +26,7 @@ _WAY = re.compile(
     r"|(?:contextlib|functools|threading|runpy)\.py|concurrent/|asyncio/)|/tracing/otel\.py"
 )
 _OWN_FRAME = re.compile(r"(?:\A|/)(?:vllm|sglang)/")
-# A part that a name alone shows is in so many of the innermost frames.
+# A part that only a name shows is in this many of the innermost frames.
 _NAME_REACH = 4
 _MAX_FRAMES = 60
 # Graphs hold every kernel: steps for them stand elsewhere.
@@ -37,7 +37,7 @@ _MIN_PART_CHARACTERS = 7
 _MODEL_OPTIONS = frozenset(
     {"quantization", "load-format", "tokenizer-mode", "config-format", "disaggregation-mode"}
 )
-# Libraries with kernels of many parts: an option that names one chose it for its own part alone.
+# Libraries with kernels of many parts: an option that names one chose it only for its own part.
 _KERNEL_LIBRARY = re.compile("triton|flashinfer|cutlass", re.IGNORECASE)
 _VERB = re.compile(r"\A(?P<verb>(?:enforce-)?disable|enable|)-?(?P<part>\w+(?:-\w+)*)\Z")
 _SETTING = re.compile(
@@ -49,7 +49,7 @@ _SETTING = re.compile(
 class VersionSettings(NamedTuple):
     """The settings that a version of an engine takes.
 
-    version: the described one that tells them.
+    version: the described one that lists them.
     flags: the flags in the form of its profile, by name without dashes.
     variables: the variables of its environment.
     """
@@ -78,7 +78,7 @@ class VersionSettings(NamedTuple):
         return (not choices or value in choices) and not options.gives(flag, value)
 
     def may_omit(self, switch: FeatureSwitch, options: StartOptions) -> bool:
-        """Whether a switch omits a flag that the start may have given: its log does not tell."""
+        """Whether a switch omits a flag that the start may have given: its log does not show it."""
         match = _SETTING.match(switch.setting)
         return bool(
             match

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 _OFF_VALUES = {"USE": "0", "ENABLE": "0", "DISABLE": "1", "SKIP": "1"}
 _PREFIX = re.compile(r"\A(?:VLLM|SGLANG|SGL)_")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# The words of a name stand together in a text, with so many others between them.
+# The words of a name stand together in a text, with at most this many others between them.
 _OTHER_WORDS_MAX = 1
 # A single short word may mean anything.
 _MIN_PART_CHARACTERS = 7

@@ -3,7 +3,7 @@
     judge          a failure with its proof, also by earlier failures
     learn          facts of a failed start of the gateway
     prove_success  facts of a start that generated tokens
-    facts_of_log   facts of a log alone
+    facts_of_log   facts of a log without a start
 
 The facts of a failure always exclude the failed plan: by its limit, kernel or engine if the failure
 names them, else by its fingerprint.
@@ -174,7 +174,7 @@ def prove_success(
 
 
 def facts_of_log(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
-    """The facts that a log alone proves; none without the engine in its scope.
+    """The facts that a log proves without a start; none without the engine in its scope.
 
     scope: engine, model and tensor_parallel by the log. A log mostly does not name its GPU.
     Without a capability, which a user can add, the fact holds nowhere.

@@ -70,7 +70,7 @@ _PHASE_WORDS = (
 # Each copy of these lines counts: their figures show whether the engine answered.
 SERVING_WORDS = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTING_WORDS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
-# Lines with one of these tell the machine (profiles/failures/circumstances.yaml).
+# Lines with one of these describe the machine (profiles/failures/circumstances.yaml).
 _MACHINE_WORDS = (
     b"WSL",
     b"microsoft-standard",
@@ -133,7 +133,7 @@ class LineFilter:
         self._can_match = can_match
         self._repetition = Repetition(self._has_keyword)
         self._telling = _KEYWORDS
-        """The words of the block that may tell something."""
+        """The words of the block that may matter."""
         self._anchor = b""
         """The last anchor that was found: it stands in most lines of a flood."""
 

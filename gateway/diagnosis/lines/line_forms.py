@@ -23,7 +23,7 @@ FRAME = re.compile(
     r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in'
     r" (?P<function>[\w<>.]+))?)?"
 )
-# Python's own messages by exception, because users often paste the message alone.
+# Python's own messages by exception, because users often paste only the message.
 _PYTHON = {
     "NameError": r"name '\w+' is not defined",
     "UnboundLocalError": (

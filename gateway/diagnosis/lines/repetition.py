@@ -11,7 +11,8 @@ _MAX_COPIES = 256
 _MAX_FORMS = 4096
 # Copies that are read after all once another line follows: the lines before it may belong to it.
 _CONTEXT_LINES = 16
-# More distinct lines than any start prints as errors. Beyond them a line must be able to tell more.
+# More distinct lines than any start prints as errors. Beyond them a line must be able to prove
+# more.
 _FLOOD = 2048
 # Numbers, and the identifiers of requests, make no difference.
 _DIGIT_TABLE = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
@@ -35,7 +36,7 @@ class Repetition:
 
     @property
     def is_flood(self) -> bool:
-        """Whether so many distinct lines were read that the next ones must tell more."""
+        """Whether enough distinct lines were read that the next ones must prove more."""
         return self._distinct >= _FLOOD
 
     def admit(self, number: int, raw: bytes, *, belongs: bool = False) -> tuple[NumberedLine, ...]:

@@ -181,4 +181,4 @@ class ValidationInfo:
 
 
 class ValidationError(ValueError):
-    """Never raised: a lean process begins anew instead."""
+    """Never raised: a lean process starts over instead."""

@@ -101,7 +101,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     @property
     def counted_groups(self) -> int:
-        """Groups of ranks that the engine's sizes are told for."""
+        """Groups of ranks to which the engine's sizes apply."""
         return self.variant.dp if self.rules.counts_groups else 1
 
     @property
@@ -248,7 +248,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
 
 def expert_split_refusal(spec: ModelSpec, ranks: int) -> str:
-    """Why so many ranks cannot have whole experts each; "": they can."""
+    """Why this many ranks cannot have whole experts each; "": they can."""
     if spec.experts is None:
         return "the model has no experts that ranks could share"
     if spec.experts.count < ranks:

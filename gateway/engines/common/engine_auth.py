@@ -43,7 +43,7 @@ runpy.run_module("{module}", run_name="__main__", alter_sys=True)
 
 
 def needs_auth(env: Mapping[str, str]) -> bool:
-    """Whether an engine with this environment opens endpoints for the gateway alone."""
+    """Whether an engine with this environment opens endpoints only for the gateway."""
     name, _ = DEV_MODE
     return name in env
 

@@ -34,7 +34,7 @@ class EngineKind(Protocol):
 
     @property
     def weights_prefix(self) -> str:
-        """Begin of the names of files that the engine reads alone where a folder has them and no
+        """Begin of the names of files that are the only ones read where a folder has them and no
         format is named; "": none."""
 
     @property

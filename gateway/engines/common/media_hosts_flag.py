@@ -1,6 +1,6 @@
 """The flag for the hosts that an engine may fetch media from. Pure.
 
-The gateway sees the URL of a request alone. An engine that knows the hosts refuses a redirect to
+The gateway sees only the URL of a request. An engine that knows the hosts refuses a redirect to
 another one too, and no name of a request leads it elsewhere.
 """
 

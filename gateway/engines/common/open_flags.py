@@ -84,7 +84,7 @@ NARROWED_FLAGS = {
     ),
 }
 
-# Flags whose JSON object may have these keys alone: others of config.json name code, or a tower to
+# Flags whose JSON object may have only these keys: others of config.json name code, or a tower to
 # fetch.
 NARROWED_OBJECTS = {
     "json-model-override-args": ("max_position_embeddings", "rope_parameters", "rope_scaling"),

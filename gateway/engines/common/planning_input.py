@@ -41,7 +41,7 @@ from gateway.variables import env_line
 # engine's share refers to CUDA's total.
 _DRIVER = 640 * MIB
 _DRIVER_SHARE = 50
-# Free bytes left alone on each GPU, for other processes and the driver between our look and the
+# Free bytes left unused on each GPU, for other processes and the driver between our look and the
 # start.
 HEADROOM = 256 * MIB
 # Memory that GPU and host share has no wall between them: an engine that takes too much hangs the

@@ -117,8 +117,8 @@ class Layouts(NamedTuple):
     """Layouts that a model and an engine allow.
 
     gpus: the most.
-    sufficient: ranks of tensor parallelism that hold the KV heads of so many GPUs without repeating
-        any; None: ranks cannot form groups with requests of their own.
+    sufficient: ranks of tensor parallelism that hold the KV heads of this many GPUs without
+        repeating any; None: ranks cannot form groups with requests of their own.
     counts_groups: the engine's tensor parallel size counts the ranks of all groups.
     """
 

@@ -15,7 +15,7 @@ _HINT = (
     "fitserve plans by its own rules. Check that the image or environment holds the engine that"
     " its name says, and that it works."
 )
-# SIGKILL, as a shell and as Python tell of it: Linux sends it where memory is short.
+# SIGKILL, as a shell and as Python report it: Linux sends it where memory is short.
 _KILL_EXIT_CODES = (137, -9)
 
 

@@ -45,7 +45,7 @@ _WORDS = 2000
 
 
 def main() -> None:
-    # Engines print to standard output: that is ours alone.
+    # Engines print to standard output: that is reserved for our answers.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     inquiry = json.load(sys.stdin)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _MAGIC = b"\x50\xed\x55\xba"
 _PTX, _ELF = 1, 2
-# Bits of an entry's flags: code for this architecture alone ("a"), and for its family ("f").
+# Bits of an entry's flags: code only for this architecture ("a"), and for its family ("f").
 _EXACT_BIT, _FAMILY_BIT = 0x100000, 0x200000
 # A damaged file may say anything of its own length.
 _MAX_ENTRIES = 100_000

@@ -45,7 +45,7 @@ def touch(callers: int = 1) -> None:
 
 
 def forget_touches() -> None:
-    """Begin anew, before another stage."""
+    """Start over, before another stage."""
     _touched.clear()
 
 
@@ -96,7 +96,7 @@ def _is_of_environment(error: BaseException) -> bool:
 
 
 def _is_library(line: traceback.FrameSummary) -> bool:
-    """Whether a library crashed by itself, or is one whose statements tell of wrong values."""
+    """Whether a library crashed by itself, or is one whose checks report wrong values."""
     file, is_raised = line.filename, (line.line or "").startswith(("raise", "assert"))
     if Path(file).is_relative_to(Path(__file__).parents[1]):
         return False

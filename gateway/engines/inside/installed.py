@@ -61,7 +61,7 @@ def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
     text_classes = {
         auto.CONFIG_MAPPING_NAMES.get(name) for name in tokenizers.TOKENIZER_MAPPING_NAMES
     }
-    # Published tokenizers of these are known to be wrong, so their code is left alone.
+    # Published tokenizers of these are known to be wrong, so their code is not read.
     wrong_names = getattr(tokenizers, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", ())
     return {
         "config_classes": sorted(classes),

@@ -127,7 +127,7 @@ def meta_mode() -> Any:
 
 @contextmanager
 def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
-    """A model folder that holds `files` alone."""
+    """A model folder that holds only `files`."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             Path(folder, Path(name).name).write_bytes(content)

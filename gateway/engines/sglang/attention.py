@@ -346,15 +346,15 @@ def _limit_refusals(
             refusals.append(Refusal(kernel="", reason=f"{architecture} {limit_reason}"))
         if limit.page is not None and page not in (None, limit.page):
             reason = (
-                f"{architecture} takes pages of {limit.page} token{'s' if limit.page > 1 else ''}"
-                f" alone, not of {page}"
+                f"{architecture} takes only pages of {limit.page}"
+                f" token{'s' if limit.page > 1 else ''}, not of {page}"
             )
             refusals.append(Refusal(kernel="", reason=reason))
         for name in (names[option] for option in limit.of):
             if limit.accepts is not None and name not in limit.accepts:
                 refusals.append(
                     Refusal(
-                        kernel=name, reason=f"{architecture} takes {', '.join(limit.accepts)} alone"
+                        kernel=name, reason=f"{architecture} takes only {', '.join(limit.accepts)}"
                     )
                 )
             elif name in limit.refuses:

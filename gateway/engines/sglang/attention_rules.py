@@ -107,7 +107,7 @@ class BackendRules(RuleFile):
     repairs: tuple[str, ...] = ()
     unknown_with: tuple[str, ...]  # flags that decide, and that these rules do not describe
     unknown_where: dict[str, tuple[Check, ...]] = Field(
-        {}, description="flag of `unknown_with` -> models that alone it decides for"
+        {}, description="flag of `unknown_with` -> the only models that it decides for"
     )
     models: tuple[BackendStep, ...]
     limits: tuple[BackendLimit, ...]

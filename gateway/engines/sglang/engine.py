@@ -216,7 +216,7 @@ class SglangRules(SglangKind):
         )
 
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
-        """SGLang sizes the graphs of decoding by the memory of the GPU alone."""
+        """SGLang sizes the graphs of decoding only by the memory of the GPU."""
         flag = next((name for name in _GRAPH_FLAGS if name in candidate.engine.flags), None)
         planned_requests = min(seqs, concurrency(candidate.inputs.wish))
         if flag is None or self.memory is None or candidate.args.keys() & _GRAPH_CHOICES:

@@ -35,7 +35,7 @@ class SglangKind:
 
     def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
         """Groups of ranks take the ports behind the first: PortArgs in sglang/srt/server_args.py.
-        A later node answers /health alone: sglang/srt/entrypoints/engine.py."""
+        A later node answers only /health: sglang/srt/entrypoints/engine.py."""
         host = f"[{meeting.address}]" if ":" in meeting.address else meeting.address
         return {
             "nnodes": meeting.nodes,
@@ -44,7 +44,7 @@ class SglangKind:
         }
 
     def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
-        """The command of every rank: one program, to which the node's rank tells its part."""
+        """The command of every rank: one program, whose part follows from the node's rank."""
         return command
 
     def serve_command(self, argv: tuple[str, ...], /) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ The engine encodes as many of the largest items as its budget of tokens holds, a
 embeddings during the pass through the language model. Sources: compute_mm_encoder_budget in
 vllm/v1/core/encoder_cache_manager.py, MultiModalBudget in vllm/multimodal/encoder_budget.py,
 profile_run of both model runners; the sizes of items from the processing class of each model
-(vllm/model_executor/models), 0.18.0 to 0.33.0. The largest image is told by a file of the
-processor, which is not read here: the published ones of each family count.
+(vllm/model_executor/models), 0.18.0 to 0.33.0. The largest image is stated in a file of the
+processor, which is not read here: the published values of each family count.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ class VllmKind:
         return range(stages - 1 - extra, stages - 1)
 
     def ports(self, port: int, _groups: int, /) -> frozenset[int]:
-        """The port of the server alone: groups on one machine talk through files, and take free
-        ports. Source: launch_core_engines in vllm/v1/engine/utils.py, get_open_ports_list in
-        vllm/config/parallel.py."""
+        """The port of the server is the only one: groups on one machine talk through files, and
+        take free ports. Source: launch_core_engines in vllm/v1/engine/utils.py, get_open_ports_list
+        in vllm/config/parallel.py."""
         return frozenset({port})
 
     def start_method(

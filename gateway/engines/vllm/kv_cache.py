@@ -46,7 +46,7 @@ _DS_MLA_BYTES = 656
 # One float32 follows the keys, and one the values, of a head. TritonAttentionBackend,
 # customize_spec in vllm/v1/attention/backends/triton_attn.py (0.33.0:308).
 _SCALE_BYTES = 4
-# FlashInfer's delta rule can leave a state at multiples of so many tokens. vllm 0.33.0,
+# FlashInfer's delta rule can leave a state at multiples of this many tokens. vllm 0.33.0,
 # v1/attention/backends/gdn_attn.py:34
 _DELTA_STEP = 64
 
@@ -263,7 +263,7 @@ def _attention_tables(
             else:
                 kind: Literal["full", "cross"] = "cross" if group.kind == "cross" else "full"
                 tables.append(BlockTable(kind, group.layers, block, page))
-            if group.index_dim:  # keys alone, as MiniMaxM3IndexerCache
+            if group.index_dim:  # only keys, as MiniMaxM3IndexerCache
                 index_page = int(block * group.index_dim * item_bytes)
                 tables.append(BlockTable("full", group.layers, block, index_page))
     return [table for table in tables if table.layers > 0 and table.page > 0]

@@ -245,7 +245,7 @@ def graph_sizes(seqs: int, query: int = 1) -> int:
 
 
 def _named_layers(spec: ModelSpec) -> int:
-    """Layers of the language model by config.json, without those that are an MLP alone, as graphs
+    """Layers of the language model by config.json, without those that are only an MLP, as graphs
     are cut at attention and states; 0: not named."""
     text = spec.config.get("text_config")
     fields = text if isinstance(text, Mapping) else spec.config

@@ -91,7 +91,7 @@ class HostServer:
 
     @asynccontextmanager
     async def serving(self, path: Path) -> AsyncIterator[None]:
-        """Serve on the socket `path`, for this user alone. Raises SettingsError if the socket
+        """Serve on the socket `path`, only for this user. Raises SettingsError if the socket
         cannot be made."""
         try:
             listener = listen(path)
@@ -435,7 +435,7 @@ def stop_event() -> asyncio.Event:
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket, for this user alone from the beginning. Raises OSError."""
+    """A listening socket, only for this user from the beginning. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     former_umask = os.umask(0o177)

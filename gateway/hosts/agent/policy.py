@@ -39,8 +39,8 @@ def check_engine(
 ) -> None:
     """Check that the engine is that of the profile, in an allowed image. Raises AgentRefusal.
 
-    `resolved_images` maps digests to image names that the agent itself found. A caller alone could
-    name any image of this machine.
+    `resolved_images` maps digests to image names that the agent itself found. A caller could
+    otherwise name any image of this machine.
     """
     if (requested_ref.kind, requested_ref.version) != (engine.kind, engine.version):
         raise _policy_error(

@@ -1,7 +1,7 @@
 """The host over the machines of a cluster, each with its node service.
 
 A machine that Ray declares lost is listed with the engines that still take connections: its raylet
-alone may have ended. Other engines of that machine count as gone and are planned anew. Until then
+alone may have ended. Other engines of that machine count as gone and are planned again. Until then
 its last listing holds: a short silence restarts nothing. When the machine returns with an engine
 that another machine runs by now, the returned one is stopped: a name runs once.
 """

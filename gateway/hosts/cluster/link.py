@@ -1,7 +1,7 @@
 """The link: a process that calls the machines through Ray, for programs of this user.
 
 A connection to its socket is one call: a line `{"node": NAME}`, then the line of
-`gateway.hosts.agent.calls`. Answers pass unread. The line `{"node": ""}` alone asks for the nodes.
+`gateway.hosts.agent.calls`. Answers pass unread. Only the line `{"node": ""}` asks for the nodes.
 After `{"node": NAME, "source": OTHER}` a third line is a call to OTHER, whose answer goes from
 machine to machine and follows the call to NAME.
 

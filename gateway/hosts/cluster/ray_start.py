@@ -16,7 +16,7 @@ from gateway.hosts.cluster.relay import SOCKET_VARIABLE
 RAY_VERSION = "2.60.0"
 RESOURCE = "fitserve-node:"
 """Prefix of the resource that ties an actor to its machine."""
-# Relays alone use Ray's object store.
+# Only relays use Ray's object store.
 _STORE_BYTES = 80 * 1024 * 1024
 # A raylet's workers get its environment, and Ray's token opens every machine. So the environment
 # has no keys of the gateway.

@@ -140,7 +140,7 @@ def _end_with_parent() -> None:
 def _temp_dir(data: Path) -> Path:
     """The folder of Ray's sessions. Raises SettingsError if another user could have made it.
 
-    Ray lets every user write to it, so it lies in a folder for this user alone.
+    Ray lets every user write to it, so it lies in a folder only for this user.
     """
     parent = folder(data)
     if len(str(parent / "ray")) > _MAX_TEMP_DIR_CHARACTERS:

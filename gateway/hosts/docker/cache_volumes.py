@@ -78,7 +78,7 @@ def engine_key(labels: Mapping[str, str]) -> Secret:
     """The key of all engines with a volume of these labels; else a new one.
 
     vLLM before 0.30.0 names its compiled graphs by its variables, and VLLM_API_KEY is among them
-    (vllm/envs.py). With a new key each start would compile all graphs anew.
+    (vllm/envs.py). With a new key each start would compile all graphs again.
     """
     return Secret(labels.get(_KEY) or secrets.token_hex(32))
 

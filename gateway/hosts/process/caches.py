@@ -30,7 +30,7 @@ class Caches:
         self._most_bytes = most_bytes
 
     def path(self, environment: Path, identity: str, cache: str) -> Path:
-        """The folder of a start. `identity` changes when the environment is installed anew."""
+        """The folder of a start. `identity` changes when the environment is reinstalled."""
         return (
             self._folder
             / environment.name

@@ -1,7 +1,7 @@
 """The keys that engines want from the gateway: one for each cache folder, whatever the start.
 
 vLLM before 0.30.0 names its compiled graphs by its variables, and VLLM_API_KEY is among them
-(compile_factors in vllm/envs.py). With a new key each start would compile all graphs anew.
+(compile_factors in vllm/envs.py). With a new key each start would compile all graphs again.
 """
 
 from __future__ import annotations

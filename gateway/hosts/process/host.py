@@ -603,7 +603,7 @@ def _engine_variables(spec: LaunchSpec, key: Secret | None) -> dict[str, str]:
 
 
 def _visible(gpus: Sequence[str]) -> dict[str, str]:
-    """The variables that show a process these GPUs alone."""
+    """The variables that show a process only these GPUs."""
     return (
         {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     )

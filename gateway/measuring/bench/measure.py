@@ -1,4 +1,4 @@
-"""The speed of a served model: first tokens of long prompts, one answer alone, concurrent answers.
+"""The speed of a served model: first tokens of long prompts, a single answer, concurrent answers.
 
 Prompts are random tokens, so no prefix cache helps. All answers have the same length. Each level
 keeps its number of concurrent requests until its seconds are over, then waits for the last answers.
@@ -21,7 +21,7 @@ from gateway.measuring.bench.sentences import text_prompt
 from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, TimedAnswer, ask
 
 _SHORT_PROMPT_TOKENS, _LONG_PROMPT_TOKENS = 2048, 32768
-# Tokens of an answer alone: the first comes with the prompt, the others show the pace.
+# Tokens of a single answer: the first comes with the prompt, the others show the pace.
 _SINGLE_TOKENS = 65
 _TRIES = 3
 _WARM_UP, _WARM_UP_TOKENS = 8, 16
@@ -70,7 +70,7 @@ class LoadTest:
                 for _ in range(_WARM_UP)
             ]
         )
-        self.report("one request alone")
+        self.report("a single request")
         single_tokens = max(2, min(_SINGLE_TOKENS, self.context // 2))
         single_answers = await self._measure_alone(
             min(_SHORT_PROMPT_TOKENS, self.context - single_tokens), single_tokens, seconds

@@ -1,4 +1,4 @@
-"""Measures free GPUs in a child process, with an engine's Python or with the driver alone."""
+"""Measures free GPUs in a child process, with an engine's Python or only with the driver."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class _Line(Value):
 
 
 def document(gpu_set: GpuSet, tool: Literal["torch", "driver"]) -> bytes:
-    """The question to the child. tool: torch of an engine's Python, or the driver alone."""
+    """The question to the child. tool: torch of an engine's Python, or only the driver."""
     fields = {
         "kind": "measure",
         "by": tool,

@@ -1,4 +1,4 @@
-"""Copies within a GPU and between two, measured with NVIDIA's driver alone through ctypes."""
+"""Copies within a GPU and between two, measured only with NVIDIA's driver through ctypes."""
 
 from __future__ import annotations
 

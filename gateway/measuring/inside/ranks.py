@@ -8,7 +8,7 @@
                   within 30 s"], "numbers": [{"what": "memory", "gpus": [0], "value": 4.1e12,
                   "spread": 0.004}, ...]}}
 
-by: `torch` of this Python, or the `driver` alone, without products. device: `cpu` replaces GPUs in
+by: `torch` of this Python, or only the `driver`, without products. device: `cpu` replaces GPUs in
 tests. gpus: null means all GPUs. Each GPU has a process. All processes do the same part at the same
 time. A part that takes longer than part_s is ended, and the results before it stay.
 

@@ -68,7 +68,7 @@ class Measurements:
         return result
 
     async def keep_measurement(self, model: ManagedModel, plan: Plan, report: BenchReport) -> None:
-        """Learn from the measurement of one copy of a plan, and compare the served plan anew.
+        """Learn from the measurement of one copy of a plan, and compare the served plan again.
 
         The measurement of a served plan is also one of the model. Raises StoreError.
         """

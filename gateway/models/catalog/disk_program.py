@@ -68,7 +68,7 @@ def remove_weights(job: DiskJob) -> dict[str, Any]:
         info, _ = scan_cache(Path(job.cache))
         if info is None:
             continue
-        # The library names revisions by commit alone, and copies of a repository share commits.
+        # The library names revisions only by commit, and copies of a repository share commits.
         copies = frozenset(
             repository
             for repository in info.repos

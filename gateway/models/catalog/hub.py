@@ -1,7 +1,7 @@
 """The Hugging Face Hub, or a compatible server: listings of repositories and parts of files.
 
 Methods block and are called from threads. Every failure raises a BadModel with a hint. The token
-goes to the Hub alone: no error and no log line carries it.
+goes only to the Hub: no error and no log line carries it.
 """
 
 from __future__ import annotations

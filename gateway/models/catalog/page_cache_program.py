@@ -100,7 +100,7 @@ def _blocks(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 def _is_cached(descriptor: int, offset: int) -> bool:
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # not in the cache, or a file system that cannot tell
+    except OSError:  # not in the cache, or a file system that does not report it
         return False
 
 

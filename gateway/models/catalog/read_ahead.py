@@ -69,7 +69,7 @@ async def read_ahead(files: Iterable[Path], most_bytes: int) -> ReadAhead:
         answer = await child.stdout.readline()
         return ReadAhead(**json.loads(answer)) if answer.strip() else ReadAhead()
     finally:
-        # A long job may not be written yet, and a pipe is closed after its last byte alone.
+        # A long job may not be written yet, and a pipe is closed only after its last byte.
         if not child.stdin.transport.is_closing():
             child.stdin.transport.abort()
         await kill(child)

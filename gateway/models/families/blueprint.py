@@ -48,7 +48,7 @@ class Blueprint(FrozenRecord, frozen=True):
 
     parameters: those outside of linear layers: embeddings, output head, norms, sinks, convolutions.
         The `dtype` of a tensor is a safetensors name ("F32"); "": the model's dtype.
-    guessed: the parts that follow from the names of fields alone, for an unknown family.
+    guessed: the parts that follow only from the names of fields, for an unknown family.
     """
 
     linears: tuple[Built, ...]

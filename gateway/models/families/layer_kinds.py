@@ -25,7 +25,7 @@ _KIND_WORDS: tuple[tuple[str, LayerKind], ...] = (
     *((word, "full") for word in ("attention", "global", "full", "*")),
     ("M", "recurrent"),
 )
-# Names of layers that are an MLP alone, and experts alone.
+# Names of layers that are only an MLP, and only experts.
 _MLP_KINDS, _EXPERT_KINDS = ("-", "mlp"), ("E", "moe")
 
 
@@ -88,7 +88,7 @@ def is_paired(fields: Fields) -> bool:
 
 
 def layer_kinds(fields: Fields, layers: int) -> list[LayerKind]:
-    """The kind of each layer, by the first fields of the config that tell it."""
+    """The kind of each layer, by the first fields of the config that name it."""
     for reader in (
         _kinds_of_blocks,
         _kinds_of_names,
@@ -203,7 +203,7 @@ def _full_layers(fields: Fields, layers: int) -> set[int] | None:
 
 
 def layers_without_mixing(config: Mapping[str, Any], layers: int) -> int:
-    """How many of the layers are an MLP or experts alone (Nemotron-H)."""
+    """The number of layers that are only an MLP or experts (Nemotron-H)."""
     return sum(kind in (*_MLP_KINDS, *_EXPERT_KINDS) for kind in _named_kinds(config, layers))
 
 

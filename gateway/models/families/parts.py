@@ -191,7 +191,7 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
     return range(layers) if family in _ALL_SLIDE else ()
 
 
-# No real model has so many layers: a config that says so is damaged or hostile.
+# No real model has this many layers: a config that says so is damaged or hostile.
 _MAX_LAYERS = 2000
 
 

@@ -40,7 +40,7 @@ QWEN3_PATHS = (
     ("lm_head.", "language_model.lm_head."),
     ("model.language_model.", "language_model.model."),
 )
-# No real tower has so many blocks.
+# No real tower has this many blocks.
 _MAX_QWEN_BLOCKS = 2000
 
 

@@ -1,4 +1,4 @@
-"""A plan over nodes for pods, whose addresses and places are known at their start alone. Pure."""
+"""A plan over nodes for pods, whose addresses and places are known only at their start. Pure."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ class Networks:
     def groups(
         self, nodes: Sequence[Node], size: int, slowest_network: Network
     ) -> list[tuple[Node, ...]]:
-        """Disjoint groups of so many nodes, each two of which have such a network or a better."""
+        """Disjoint groups of this many nodes, each two of which have such a network or a better
+        one."""
         if not self._links:
             whole_count = len(nodes) // size * size
             return [tuple(nodes[at : at + size]) for at in range(0, whole_count, size)]
@@ -111,7 +112,7 @@ def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> It
 
 
 def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:
-    """The layouts of a model on `gpus` GPUs of each of so many nodes.
+    """The layouts of a model on `gpus` GPUs of each of this many nodes.
 
     Ranks of a layer fill whole nodes, or a node holds whole groups of them.
     """

@@ -21,7 +21,7 @@ def network_words(network: Network) -> str:
 
 
 def node_reason(plans: Sequence[Plan], network: Network) -> str:
-    """Why the first plan has so many nodes for a copy; "": there is no plan."""
+    """Why the first plan has this number of nodes for a copy; "": there is no plan."""
     if not plans:
         return ""
     best_plan = plans[0]

@@ -56,7 +56,7 @@ def kv_offload(
     copy_s = _PROMPT_TOKENS * memory.kv_bytes_per_token / (link * _LINK_PART)
     gain = (
         f"{_PROMPT_TOKENS:,} tokens that return have their first token after"
-        f" {copy_s + _OVERHEAD_S:.2f} s, computed anew after {computing.value:.2f} s"
+        f" {copy_s + _OVERHEAD_S:.2f} s, recomputed after {computing.value:.2f} s"
     )
     if copy_s > _MAX_COPY_PART * computing.value:
         return number_choice(0, f"too little is gained by it: {gain}", "speed model")

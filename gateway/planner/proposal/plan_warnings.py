@@ -136,7 +136,7 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
     ]:
         warnings.append(
             f"Which kernel computes {', '.join(unknown_layers[:3])} is not known; the start will"
-            " tell."
+            "  show."
         )
     if unknown_layers := sorted(
         {
@@ -147,7 +147,7 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
     ):
         warnings.append(
             f"Which backend computes {', '.join(unknown_layers)} attention is not known; the start"
-            " will tell."
+            "  will show."
         )
     return warnings
 

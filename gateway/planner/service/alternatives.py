@@ -259,7 +259,7 @@ def _other_shapes(
 
 
 def _is_too_large(unplanned_model: Unplanned, decision: Decision, bits: int) -> bool:
-    """Whether weights of so many bits alone exceed the budget of every layout that is possible.
+    """Whether the weights with this many bits exceed the budget of every layout that is possible.
 
     Then no layout has a plan, and none is looked for. Offloaded weights are in no budget.
     """

@@ -55,7 +55,7 @@ class MachinePlanner:
     async def resolve(self, wish: Wish) -> Wish:
         wish = await add_image_engine(wish, self.images, self.profiles, self.inquirer)
         if self.cluster is not None:
-            # Numbers of GPUs count on their nodes alone, and the planner reads NODE/NUMBER.
+            # Numbers of GPUs are valid only on their node, and the planner reads NODE/NUMBER.
             return wish
         if not isinstance(wish.gpus, tuple) or not any(map(str.isdecimal, wish.gpus)):
             return wish

@@ -35,7 +35,7 @@ __all__ = ["USES", "ModelFinder", "ModelSearch", "find_models", "fitting_paramet
 
 # Seconds for all reads, concurrent reads, and quantized variants of a model that are read.
 _LIMIT_S, _CONCURRENT_READS, _MAX_VARIANTS = 60.0, 8, 3
-# Tokens/s of one request alone. People read ten, and a model thinks before it answers.
+# Tokens/s of a single request. People read ten, and a model thinks before it answers.
 _CHAT_SPEED = 15.0
 # Tokens that a suggestion takes: a conversation with files, or a page to embed.
 _CHAT_CONTEXT, _PASSAGE_TOKENS = COMFORTABLE_CONTEXT, 2048
@@ -49,7 +49,8 @@ _PARAMETER_BYTES, _SIZE_RANGE = 0.5, 16
 
 SearchPhase = Literal["reading", "planning"]
 SearchReport = Callable[[SearchPhase, int, int], None]
-"""A phase of a search, and the models that it is done with, of so many. Calls never overlap."""
+"""A phase of a search, the number of finished models, and the number of all models. Calls never
+overlap."""
 
 
 class JudgedModel(FrozenRecord, frozen=True):
@@ -101,7 +102,7 @@ class ModelSearch(NamedTuple):
     limit: models of the Hub, of its cache, and of the folders, each.
     folders: folders of models on this machine.
     parameters: the fewest and the most of a model of the Hub.
-    asks_hub: the Hub is searched, else the folders alone.
+    asks_hub: whether the Hub is searched, and not only the folders.
     """
 
     words: str

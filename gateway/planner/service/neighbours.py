@@ -83,7 +83,7 @@ class Neighbourhood:
         return "No context of the models gives all of them a plan together."
 
     def _shrink(self, offers: Sequence[Offer], taker: str) -> None:
-        """Plan the givers of these offers anew, without the bytes that they gave."""
+        """Plan the givers of these offers again, without the bytes that they gave."""
         givers = {offer.model: offer for offer in offers}
         seats = [seat for seat in self._seats if seat.wish.name in givers]
         for seat in seats:

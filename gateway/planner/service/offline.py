@@ -183,7 +183,7 @@ class OfflinePlanner:
     def decide_request(
         self, request: PlanRequest, startable: Startable | None = None, facts: Iterable[Fact] = ()
     ) -> Decision:
-        """The decision for a request. startable: plan with these engines alone."""
+        """The decision for a request. startable: the only engines to plan with."""
         return self._prepare_planning(request, startable, facts).decision()
 
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
@@ -205,7 +205,7 @@ class OfflinePlanner:
     ) -> tuple[Decision, InquiryResult]:
         """The decision after questions to the installed engines, and the outcome of these.
 
-        startable: plan with these engines alone.
+        startable: the only engines to plan with.
         """
         if wish.image is not None:
             from gateway.planner.service.images import learn_engine  # asyncio

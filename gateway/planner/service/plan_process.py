@@ -58,7 +58,7 @@ _ERRORS = {
 
 
 class PlanProcess:
-    """The child that plans, started anew after its end."""
+    """The child process that plans. A new one starts after its end."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -179,7 +179,7 @@ async def read_frame(child: asyncio.subprocess.Process) -> bytes:
 
 
 def planning_error(source: str, fields: dict[str, str | None]) -> FitserveError:
-    """The error that a child told. source: of the model, for messages."""
+    """The error that a child reported. source: of the model, for messages."""
     kind = _ERRORS.get(fields["class"] or "")
     if kind is not None:
         return kind(fields["message"] or "", hint=fields["hint"] or "", param=fields["param"])

@@ -156,8 +156,8 @@ def _checked_size(decision: Decision) -> bytes:
         f"The plans for {decision.model[:200]} take {len(text)} bytes, over the limit of"
         f" {DECISION_BYTES} ({PLAN_BYTES} for one).",
         hint=(
-            "No real model has so many kinds of layers: look at its config.json. Naming one engine"
-            " makes them fewer."
+            "No real model has this many kinds of layers: look at its config.json. Naming one "
+            "engine makes them fewer."
         ),
     )
 

@@ -23,7 +23,7 @@ def limit_process(processor_s: int) -> None:
 
 
 def limit_processor_time(seconds: int) -> None:
-    """The kernel ends the process after so many seconds of processor time from now."""
+    """The kernel ends the process after this many seconds of processor time from now."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime) + 1 + seconds)
 

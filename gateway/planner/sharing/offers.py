@@ -40,7 +40,7 @@ def bytes_given(offers: Iterable[Offer]) -> dict[str, int]:
 def gift_bytes(offers: Iterable[Offer]) -> dict[str, int]:
     """Bytes by GPU UUID that are reserved for the receiver of these offers.
 
-    KV cache that was given for the receiver alone, and the free memory that it counted on
+    KV cache that was given only for the receiver, and the free memory that it counted on
     next to it. The memory of a model that is unloaded serves every waiting model, so it is not
     reserved.
     """
@@ -137,7 +137,7 @@ class _OfferSearch:
         minimal = minimal_offers(fewest_offers, lambda offers: self.losses(offers) <= goal)
         if len(minimal) < 2:
             return minimal
-        # A copy that shrinks would restart. Where its whole memory suffices, it leaves alone.
+        # A copy that shrinks would restart. Where its whole memory suffices, only this copy leaves.
         shrinking = {(offer.model, offer.replica) for offer in minimal if offer.how == "surplus"}
         leaving_offers = (
             offer

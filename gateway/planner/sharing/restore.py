@@ -50,7 +50,7 @@ def keep_if_unchanged(decision: Decision, plan: Plan) -> Decision | None:
     """The decision if its best plan has the place of `plan`, with as much memory or less.
 
     Facts that were learned since may change sizes. None: the model runs in another way, whose sizes
-    are not known to work, so it has to be planned anew.
+    are not known to work, so it has to be planned again.
     """
     best_plan = decision.plans[0] if decision.plans else None
     if (

@@ -255,7 +255,7 @@ class VariantPlanner:
             return self._plan_target(candidate, error)
 
     def _plan_target(self, candidate: Candidate, error: Refused) -> Plan:
-        """The plan of the model alone; `error` is why. Raises Refused."""
+        """The plan of the model without its drafter; `error` says why. Raises Refused."""
         plain_candidate = candidate.evolve(
             speculation=drop_drafter(candidate.speculation, self.engine, str(error))
         )

@@ -23,7 +23,7 @@ _LOCK = ROWS
 
 
 class FailedLogins:
-    """Counts of wrong keys. `memory`: shared by several processes, None: of this process alone. The
+    """Counts of wrong keys. `memory`: shared by several processes, None: only of this process. The
     oldest addresses are dropped."""
 
     def __init__(

@@ -48,7 +48,7 @@ class StoredKey(Value):
 
 _REVOKED_DIGEST = "0" * 64
 _RETRY_S = 5.0
-# The clock may be set, so the next end of a key is computed anew after this time.
+# The clock may be set, so the next end of a key is computed again after this time.
 _CLOCK_LOOK_S = 3600.0
 _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, ...])
 
@@ -266,7 +266,7 @@ class Keyring:
         self._on_change()
 
     def _schedule_expiry(self, callers: Iterable[Key]) -> None:
-        """Have the table looked at anew after the next end of a key, which ends its streams."""
+        """Have the table checked again after the next end of a key, which ends its streams."""
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None

@@ -48,7 +48,7 @@ _BAD_REQUEST = 400
 
 
 class StreamEnd(NamedTuple):
-    """How a stream ended. `error`: the status that its error event tells; 0 without one."""
+    """How a stream ended. `error`: the status in its error event; 0 without one."""
 
     is_complete: bool
     error: int = 0

@@ -8,7 +8,7 @@ requests count too: for the rest of the body, a turn, a replica, or an engine th
     more than is still free              waits unread; one body of the key may exceed it
     more than is free of twice as much   503: many connections had one read each before a check
 
-So one key alone takes at most half of the memory, and leaves as much to the next. One body of a key
+So a single key takes at most half of the memory, and leaves as much to the next. One body of a key
 always completes. While a body waits, the others must move at PRESSED_BYTES_S. A slower body is
 refused after PATIENCE_S, the oldest first, until no body waits.
 

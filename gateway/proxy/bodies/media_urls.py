@@ -117,7 +117,7 @@ def host_error(host: str) -> BadRequest:
 
 
 def _decode_fields(body: bytes | bytearray) -> Any:
-    """The values of a body whose fields alone were read so far. Raises BadRequest."""
+    """The values of a body of which only the fields were read so far. Raises BadRequest."""
     try:
         return msgspec.json.decode(body)
     except DECODE_ERRORS as error:

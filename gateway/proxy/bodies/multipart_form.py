@@ -20,7 +20,7 @@ from python_multipart.multipart import MultipartParser
 
 from gateway.errors import BadRequest
 
-# A form with its fields before the file is passed on once so many bytes have arrived.
+# A form with its fields before the file is passed on once this many bytes have arrived.
 PREFIX_BYTES = 64 * 1024
 
 _BOUNDARY = re.compile(

@@ -21,7 +21,7 @@ _COUNT_UNITS = {"B": 10**9, "M": 10**6, "K": 10**3}
 # Clients take such a time ahead as no end.
 _CENTURY_S = 100 * 365 * 86_400.0
 # Most characters of the tool calls of an answer, which are kept until its end. Each call counts as
-# at least so many.
+# at least this many.
 CALLS_LENGTH = 4 * 1024 * 1024
 _CALL_LENGTH = 256
 
@@ -201,8 +201,8 @@ def models(
 
 
 def _model_fields(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
-    # Digests of weights are not told to users of the API. Ollama's program shows twelve digits of a
-    # digest and ends without them (cmd/cmd.go), so the digest is one of the name.
+    # Digests of weights are not shown to users of the API. Ollama's program shows twelve digits of
+    # a digest and ends without them (cmd/cmd.go), so the digest is one of the name.
     return {
         "name": card["id"],
         "model": card["id"],

@@ -164,7 +164,7 @@ class _OllamaCall:
             raise no_route_error(self._method, path, hint)
 
     async def refuse(self, error: FitserveError) -> None:
-        """The error as Ollama tells it, in the head or as a last line."""
+        """The error in Ollama's form, in the head or as a last line."""
         answer = {"error": str(error)}
         if self._has_started:
             await self._write_body(dump(answer) + b"\n", has_more=False)

@@ -86,7 +86,7 @@ def embed_request(body: Mapping[str, Any]) -> OpenAIRequest:
     if body.get("dimensions"):
         fields["dimensions"] = body["dimensions"]
     if body.get("truncate") is not False:
-        # The engine cuts the text to its context, as Ollama does unless it is told not to.
+        # The engine cuts the text to its context, as Ollama does by default.
         fields["truncate_prompt_tokens"] = -1
     return OpenAIRequest("/v1/embeddings", fields)
 

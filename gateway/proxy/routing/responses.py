@@ -28,7 +28,7 @@ _KIB = 1024
 class Responses:
     """Remembers the key and the replica of each response.
 
-    `table`: shared by several workers; None: of this process alone. The oldest entries are
+    `table`: shared by several workers; None: only of this process. The oldest entries are
     dropped. Two workers that count at the same time may lose a response of the smaller one.
     """
 

@@ -20,7 +20,7 @@ from gateway.proxy.api.protocol import request_id, send_error
 from gateway.proxy.workers.sockets import short_path
 
 _ADDRESS = b"x-fitserve-client"
-# Headers of one connection, written anew on the next.
+# Headers of one connection, rewritten on the next.
 _CONNECTION_HEADERS = frozenset(
     {
         b"connection",

@@ -57,7 +57,7 @@ from gateway.tls import CertificatePair, server_context
 
 log = logging.getLogger("fitserve.worker")
 
-# A control process that does not read so many bytes hangs. The worker reports again once it reads.
+# A control process that has this many unread bytes hangs. The worker reports again once it reads.
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -60,7 +60,7 @@ async def events(
 ) -> StreamingResponse | EventList:
     """Events as server-sent events with JSON data, from now on or after the event of a number. If
     following events are no longer stored, an event `resync` says so and the stream continues with
-    the next: read the state anew then."""
+    the next; read the state again in that case."""
     log = gateway_of(request).events
     if (
         last_event_id is not None

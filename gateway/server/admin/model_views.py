@@ -127,7 +127,7 @@ class ModelView(Value):
 class ChangeAnswer(Value):
     """The effects of a change.
 
-    anew: engines are restarted.
+    anew: whether engines are restarted.
     plan: differences from the running plan.
     """
 

@@ -60,7 +60,7 @@ class SearchedModel(Value):
     why: str
     form: str = Field(description="the quantization of its weights")
     context: int
-    tokens_s: float | None = Field(description="expected, of one request alone; None: unknown")
+    tokens_s: float | None = Field(description="expected, of a single request; None: unknown")
     gpus: int
     engine: str
     weights_bytes: int

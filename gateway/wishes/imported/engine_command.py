@@ -269,7 +269,7 @@ class FlagReader:
         return True
 
     def _add_flag(self, name: str, value: str) -> None:
-        """A flag that no field of a wish has: kept as it is, or told with the reason."""
+        """A flag that no field of a wish has: kept as it is, or reported with the reason."""
         positive = name.removeprefix("no-")
         flag_name = name if name in self._engine.flags else positive
         flag = self._engine.flags.get(flag_name)

@@ -60,7 +60,7 @@ def search(
 def fits(
     places: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FOLDER]...", help="Plan the models in these folders alone."),
+        typer.Argument(metavar="[FOLDER]...", help="Plan only the models in these folders."),
     ] = None,
     use: Use = None,
     hardware: Machine = None,
@@ -189,7 +189,7 @@ def _show_table(fitting_models: list[Any], refused_models: list[Any], order_word
         source = shlex.quote(fitting_models[0].source)
         print_paragraph(
             f"`fitserve run {source}` serves the first, and `fitserve plan` shows why a model fits"
-            " or not. TOK/S is the expected speed of one request alone."
+            " or not. TOK/S is the expected speed of a single request."
         )
         if order_words:
             print_paragraph(f"{order_words} `fitserve search NAME` shows every form of a model.")

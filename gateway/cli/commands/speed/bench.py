@@ -40,7 +40,7 @@ def bench(
 ) -> None:
     """Measure the speed of a served model. Later plans use the result.
 
-    The steps are long prompts, one answer alone, and concurrent answers.
+    The steps are long prompts, a single answer, and concurrent answers.
 
     Prompts are random and answers have one length. Beside other requests the numbers are shown,
     but plans do not use them.

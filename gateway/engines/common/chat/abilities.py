@@ -40,7 +40,7 @@ _STRICT_TOOLS = [{"type": "function", "function": {**_TOOL_SPEC, "strict": True}
 _WEATHER_QUESTION = "What is the weather in Paris now, in celsius? Use the tool."
 _REASONING_QUESTION = "Which is larger, 9.11 or 9.8? Answer in one short sentence."
 _SCHEMA_QUESTION = 'Is Paris a capital? Answer with a JSON object that has "city" and "capital".'
-# How templates call the switch of models that think only where they are told to.
+# How templates call the switch of models that think only on request.
 _THINKING_SWITCHES = {"enable_thinking": True, "thinking": True}
 # An engine that ends so soon after its proof, with questions open, has ended by them.
 ABILITIES_TIMEOUT_S = 60.0

@@ -49,7 +49,7 @@ class Linear:
     units: tuple[int, ...] = ()
 
     def part(self, numbers: Sequence[int]) -> Linear:
-        """The linear layer in these of the model's layers alone. The constructor of a frozen value
+        """The linear layer, only in these layers of the model. The constructor of a frozen value
         would set field by field."""
         part = object.__new__(Linear)
         vars(part).update(vars(self), count=len(numbers), numbers=numbers)

@@ -32,7 +32,7 @@ _NO_POSITIONS = ("recurrent", "vision", "encoder")
 def position_values(spec: ModelSpec, built_model: BuiltModel, stretch: int = 1) -> int:
     """Numbers in the tables of sines and cosines, which every rank holds once for all layers.
 
-    stretch: tables of positions in three dimensions (M-RoPE) are so many times as long.
+    stretch: tables of positions in three dimensions (M-RoPE) are this many times as long.
     """
     text = spec.config.get("text_config")
     fields = text if isinstance(text, Mapping) else spec.config
@@ -60,7 +60,7 @@ def position_values(spec: ModelSpec, built_model: BuiltModel, stretch: int = 1) 
 def segment_bytes(built_model: BuiltModel, rank: Rank, table_bytes: int) -> int:
     """Bytes beyond the parameters on one rank, once PyTorch holds them and a table in segments.
 
-    rank: reduced to the fields that matter (`computing`). Of unknown layers the table alone counts.
+    rank: reduced to the fields that matter (`computing`). Only the table of unknown layers counts.
     """
     if not built_model.is_known:
         return table_bytes

@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def _is_packed(layer: Layer, packed_names: set[str]) -> bool:
     """Whether a checkpoint whose block does not say holds packed integers for `layer`: its headers
-    tell.
+    show it.
 
     Without headers, the default of GPTQ and AWQ tools is assumed: all linear layers of the
     decoder's blocks but the routers. Source: maybe_update_config of gptq_marlin.py and
@@ -215,7 +215,8 @@ class _AutoRound(NamedTuple):
     layout: str
 
     def scheme(self, changes: Mapping[str, Any], *, is_quantized: bool) -> LayerScheme:
-        """The scheme of a layer with its changes. is_quantized: by its name alone."""
+        """The scheme of a layer with its changes. is_quantized: whether only its name says that it
+        is quantized."""
         width = number(changes.get("bits", self.bits if is_quantized else 16))
         if width >= 16:
             return UNQUANTIZED_SCHEME

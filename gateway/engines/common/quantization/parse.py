@@ -74,7 +74,7 @@ _ANY_NUMBER = re.compile(r"re:\^?(?:[A-Za-z_]|\\\.|\.\*|(?<=[A-Za-z_])\.(?=[A-Za
 
 
 def tells_numbers(entry: str) -> bool:
-    """Whether this text of a block may tell layers apart that differ only in their number."""
+    """Whether this text of a block may distinguish layers that differ only in their number."""
     return _NUMBER_OR_PATTERN.search(entry) is not None and _ANY_NUMBER.fullmatch(entry) is None
 
 

@@ -399,7 +399,7 @@ CONDITIONS: dict[str, Condition] = {
         "symmetric quantization", _layer_reader(lambda s: s.scheme.symmetric)
     ),
     "weight_only": _switch_condition(
-        "weights quantized alone", _layer_reader(lambda s: s.scheme.weight_only)
+        "only weights quantized", _layer_reader(lambda s: s.scheme.weight_only)
     ),
     "static_activation": _switch_condition(
         "static activation scales", _layer_reader(lambda s: s.scheme.static_activation)
@@ -419,7 +419,7 @@ CONDITIONS: dict[str, Condition] = {
     "whole_groups": _layer_condition(
         _whole_groups, _type_adapter(Literal["layer", "rank", "rank unless one group"])
     ),
-    # A kernel takes so many groups in one block of K.
+    # A kernel takes this many groups in one block of K.
     "block_groups": _layer_condition(_block_groups, _NUMBERS),
     # The sides of a product: K inputs, N outputs, on one rank; "full": before ranks cut the layer.
     "k_multiple": _divisibility_condition("K", _layer_reader(lambda s: s.k), _OVER),

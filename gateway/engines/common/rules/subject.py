@@ -42,7 +42,7 @@ class AttentionQuery(NamedTuple):
     recurrent: Literal["", "gdn", "kda", "mamba1", "mamba2", "short_conv"] = (
         ""  # "": not recurrent; of a model: it has no such layers
     )
-    # of a whole model alone
+    # only for a whole model
     architecture: str = ""
     state_dtype: str = (
         "float32"  # of recurrent layers; the engine's own where config.json names none

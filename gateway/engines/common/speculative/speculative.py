@@ -3,7 +3,7 @@ against it. Pure.
 
 SpeculativeRules (speculative.yaml) + DraftTarget + Drafter + Wish -> Speculation
 
-A drafter that cannot run never refuses the model: the model is served alone, with every reason
+A drafter that cannot run never refuses the model: the model is served without it, with every reason
 listed. Nothing is drafted unless the user asks for it, because the gain depends on the prompts.
 """
 
@@ -379,7 +379,7 @@ def _no_method(method: str, engine: Engine, rules: SpeculativeRules) -> Refusal:
 def _backend_warnings(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
     if all(row.status == "ok" for row in rows):
         return ()
-    return ("Which backend computes the drafter's attention is not known; the start will tell.",)
+    return ("Which backend computes the drafter's attention is unknown; the start will show it.",)
 
 
 def drop_drafter(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
@@ -396,7 +396,7 @@ def drop_drafter(speculation: Speculation, engine: Engine, reason: str) -> Specu
 def _refuse_speculation(
     subject: str, engine: Engine, refusals: list[Refusal], rows: tuple[LayerAttention, ...] = ()
 ) -> Speculation:
-    """The model alone, and why each way to draft is closed."""
+    """The model without a drafter, and why each way to draft is closed."""
     table = "; ".join(f"{refusal.kernel}: {refusal.reason}" for refusal in refusals)
     return Speculation(
         method=StrChoice(

@@ -31,7 +31,7 @@ Counts = Mapping[str, float]
 # An engine has far fewer series of one name: one for each rank and kind of request.
 _MAX_SERIES = 256
 _MAX_VALUE = 1e15
-# Less tells of the first and the last request more than of the pace.
+# Smaller counts say more about the first and the last request than about the pace.
 _MIN_ANSWER_TOKENS, _MIN_STEPS = 256.0, 64.0
 # The figures need this many stretches, and the middle half of them must differ by less than this.
 MIN_STRETCHES = 3
@@ -90,7 +90,8 @@ def _metric_values(text: bytes, name: bytes) -> list[float]:
 
 
 def traffic_between(former_values: Counts, new_values: Counts) -> Served | None:
-    """None where too little happened to tell a pace, or where the engine began to count anew."""
+    """None where too little happened to measure a pace, or where the engine began to count from
+    zero."""
     past = {name: value - former_values.get(name, 0.0) for name, value in new_values.items()}
     if any(value < 0 for value in past.values()) or any(
         name not in new_values for name in former_values
@@ -261,7 +262,7 @@ def ratios(plan: Plan, traffic: Served, clock: StepClock) -> dict[str, float]:
     elif reads_s <= traffic.steps * step_s and traffic.writing_s:
         # Each request waits for the prompts of all, so that all of the time counts for all of them.
         # Where reading takes most of the time, too many requests are between two outputs for
-        # `at_once` to tell how many there are.
+        # `at_once` to show how many there are.
         expected_s = at_once * (traffic.steps * step_s + reads_s)
         planned_requests = (plan.speed.concurrency if plan.speed else 1) / (
             plan.replicas.value * plan.data_parallel.value
@@ -277,7 +278,7 @@ def _is_steady(values: list[float]) -> bool:
 
 
 def _quantile_of_quarters(values: list[float], quarters: int) -> float:
-    """The value that so many quarters of all do not exceed, between two of them by its distance."""
+    """The quartile with this number, interpolated between two values."""
     ordered_values, position = sorted(values), quarters * (len(values) - 1) / 4
     low = int(position)
     return ordered_values[low] + (position - low) * (

@@ -31,7 +31,7 @@ _NEAR_SCOPES = (("kernel", "attention", "ranks"), ("kernel",), ())
 _NEARNESS = ("plans with its kernels and ranks", "plans with its kernels", "plans of its engine")
 # A measurement that differs by more says that something else was measured.
 MIN_RATIO, MAX_RATIO = 0.2, 5.0
-# Older measurements count for so many.
+# Older measurements count as this many.
 _MEMORY = 4
 # Two runs of one plan differ by less.
 _BAND = 0.05

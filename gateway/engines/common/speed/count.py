@@ -32,7 +32,7 @@ _MEDIA = re.compile(
     r"^(model\.)?"
     r"(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)"
 )
-# Heads with so many elements or fewer leave the units that multiply half empty.
+# Heads with at most this many elements leave the units that multiply half empty.
 _NARROW_HEAD_ELEMENTS = 64
 # Sizes of a key and of a value of one head, in all published models with latents: qk_nope_head_dim
 # + qk_rope_head_dim and v_head_dim of DeepSeek-V2 and -V3, Kimi-K2.

@@ -1,7 +1,7 @@
 """Expected speed of a plan: its work on its GPUs, as the figures that a user notices. Pure.
 
 expected_speed(load, clock, ratios) -> Speed
-scale_speed(plan, count) -> the plan as so many replicas serve it
+scale_speed(plan, count) -> the plan as this many replicas serve it
 lengths(context) -> tokens of prompt and answer that it counts with
 """
 

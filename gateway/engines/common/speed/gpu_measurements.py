@@ -78,7 +78,7 @@ SECONDS = ("all_reduce", "launch", "peer_latency")
 
 
 def fit_reduce(sizes: Mapping[int, Number], count: int) -> Reduce | None:
-    """The least size tells the latency, the others bytes/s, each as much."""
+    """The smallest size gives the latency, and the others give bytes/s with equal weight."""
     (_, first), *larger = sorted(sizes.items())
     moved_rates = [
         2 * (count - 1) / count * size / (item.value - first.value)

@@ -77,7 +77,7 @@ class Part(Value):
 
 
 class Graphs(NamedTuple):
-    """The largest batches that run as CUDA graphs, in tokens: of steps that decode alone, and of
+    """The largest batches that run as CUDA graphs, in tokens: of steps that only decode, and of
     those that compute prompts."""
 
     steps: float = math.inf
@@ -193,7 +193,7 @@ class SpeedTable(Value):
 
     def graphs(self, kind: str, version: str, seqs: int, *, is_eager: bool) -> Graphs:
         """seqs: the most requests of a step.
-        is_eager: the engine was told to do without.
+        is_eager: whether CUDA graphs were switched off.
         """
         if is_eager:
             return Graphs(0, 0)

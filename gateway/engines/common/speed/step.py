@@ -1,10 +1,10 @@
 """Seconds of an engine's steps and requests, from bytes over bandwidth and products over peaks.
 Pure.
 
-clock = StepClock(work, machine, table)
-clock.decode_s(requests, context)          between two tokens of a request among so many
-clock.prompts_s(count, length, limit)      to compute prompts, in batches of at most so many tokens
-clock.total_per_s(...), clock.first_token_s(...)  the speed for users
+clock = StepClock(work, machine, table) clock.decode_s(requests, context)          between two
+tokens of a request among this many clock.prompts_s(count, length, limit)      to compute prompts,
+in batches of at most this many tokens clock.total_per_s(...), clock.first_token_s(...)  the speed
+for users
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StepClock:
     def _prompts_beside_s(
         self, count: float, length: float, limit: int, requests: float, beside_s: float
     ) -> float:
-        """Seconds for prompts in steps that decode a token of so many requests too, which takes
+        """Seconds for prompts in steps that decode a token of this many requests too, which takes
         `beside_s` of the GPU."""
         tokens = count * length
         is_without_graphs = min(float(limit), tokens) + requests > self.graphs.prompts
@@ -70,7 +70,7 @@ class StepClock:
         return passing_s + (stages - 1) * self.table.stage_s + self._crossing_time_s(part)
 
     def step_s(self, requests: float, context: float) -> float:
-        """The seconds of a step of this stage alone, for so many requests."""
+        """The seconds of a step in this stage, for this many requests."""
         seconds = self._products_s(requests, requests)
         if not self.graphs.steps:
             # Small steps begin when the CPU has the tokens of the one before, so that launching and
@@ -121,7 +121,7 @@ class StepClock:
         )
 
     def batch_s(self, tokens: float, logits: float, *, is_launched: bool = True) -> float:
-        """The seconds of a batch of prompts in this stage alone, without attention.
+        """The seconds of a batch of prompts in this stage, without attention.
 
         is_launched: the CPU launches the kernels, and counts too where no graph does.
         """
@@ -129,7 +129,7 @@ class StepClock:
         return max(self._products_s(tokens, logits), self.table.step_s, waited_s)
 
     def pairs_s(self, length: float) -> float:
-        """The seconds of a whole prompt's attention in this stage alone."""
+        """The seconds of a whole prompt's attention in this stage."""
         return sum(
             (reading.prompt_flops or reading.flops)
             * reading.pairs(length)
@@ -204,7 +204,7 @@ class StepClock:
         return seconds
 
     def _crossing_time_s(self, tokens: float) -> float:
-        """Seconds in which so many tokens pass all borders of stages that lie between nodes.
+        """Seconds in which this many tokens pass all borders of stages that lie between nodes.
 
         Hidden states and residuals: make_empty_intermediate_tensors in
         vllm/model_executor/models/llama.py.
@@ -216,7 +216,7 @@ class StepClock:
         return self.machine.crossings * message_s
 
     def _tokens_of_all_groups(self, tokens: float) -> float:
-        """Tokens that meet in the layers with experts, where each group of ranks has so many. A
+        """Tokens that meet in the layers with experts, where each group of ranks has this many. A
         lone request has no company."""
         return tokens * self.work.dp if tokens > 1 else tokens
 

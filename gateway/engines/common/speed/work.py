@@ -38,8 +38,8 @@ class Product(NamedTuple):
         return 1 + math.sqrt(2 * math.log(self.dealt) / drawn) if self.dealt > 1 and drawn else 1.0
 
     def bytes_of_step(self, tokens: float) -> float:
-        """Bytes of weights that a batch of so many tokens reads: those of experts that no token
-        takes are left alone."""
+        """Bytes of weights that a batch of this many tokens reads: those of experts that no token
+        takes are not read."""
         if not self.experts:
             return self.bytes
         untouched: float = (1 - self.per_token / self.experts) ** tokens

@@ -23,7 +23,7 @@ _SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 
 def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dict[str, Any]:
     """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
-    of so many tokens."""
+    of this many tokens."""
     page = int(resolve_argument(configuration.arguments, "page_size"))
     longest_context = int(configuration.model.context_len)
     counter = _counter(configuration, built_model, memory_bytes)
@@ -89,7 +89,7 @@ def _min_bytes(suffices: Callable[[int], bool]) -> int:
 
 
 class _Counted:
-    """The count of tokens in a pool of so many bytes, and then of its states."""
+    """The count of tokens in a pool of this many bytes, and then of its states."""
 
     def __init__(self, count: Callable[[int], int], slots: Callable[[], tuple[int, int]]) -> None:
         self._count, self.slots = count, slots

@@ -28,7 +28,7 @@ _BACKEND_MODULES = {
     "quantization.unquant": "bf16_gemm",
 }
 
-# Functions of a tensor that tell its values.
+# Functions of a tensor that return its values.
 _VALUES = (
     "item",
     "__float__",

@@ -9,7 +9,7 @@ An answer:
                 layer's cache
     weights     bytes of all parameters of this rank
     kv          {block_bytes, aside, needed: [[tokens, bytes]], state_bytes}: bytes of a block of
-                the pool, and of one request of so many tokens; blocks that a start sets aside;
+                the pool, and of one request of this many tokens; blocks that a start sets aside;
                 bytes that a request's state takes at least; null without a cache
     settled     dtype, quantization, KV cache dtype, context and batch as the engine resolved them
 """
@@ -360,7 +360,7 @@ def set_aside(
 def plan_cache(
     plans: Any, engine_config: Any, specs: dict[str, Any], groups: Any, memory: int
 ) -> Any:
-    """The cache that the engine's own planner makes of so many bytes. Raises ValueError where the
+    """The cache that the engine's own planner makes of this many bytes. Raises ValueError where the
     longest request does not fit."""
     arguments = [engine_config, [specs], [memory]]
     if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:

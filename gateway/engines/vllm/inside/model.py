@@ -84,7 +84,7 @@ def prepare() -> None:
         reasoning: Any = importlib.import_module("vllm.config.reasoning")
 
         def check_parser(config: Any, *_: Any) -> None:
-            """Look for the parser alone: its tokens around thoughts are the tokenizer's, which no
+            """Look only for the parser: its tokens around thoughts are the tokenizer's, which no
             inquiry has."""
             name = getattr(config, "reasoning_parser", None)
             if name and hasattr(reasoning, "ReasoningParserManager"):

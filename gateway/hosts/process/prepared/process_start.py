@@ -18,7 +18,7 @@ _MODULE = re.compile(r'run_module\("([\w.]+)"')
 class ProcessStart:
     """One start of an engine process.
 
-    identity: changes when the environment is installed anew.
+    identity: a value that changes when the environment is reinstalled.
     key_env: the variable with the engine's key, which only the engine gets.
     exit_file: the file for its exit code.
     forked_calls, kernel_warmups, kernel_builds: the fields of LaunchSpec.

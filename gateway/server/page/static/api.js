@@ -1,5 +1,5 @@
 // Calls to the gateway that this page comes from. A key that is needed is asked for once, and kept
-// in this tab alone.
+// only in this tab.
 import { askKey } from "./parts/key_dialog.js";
 
 const KEY_ITEM = "fitserve.key";

@@ -57,7 +57,7 @@ class ImportWatch:
     module that begins a GPU, a thread or a process is refused with all that were importing it.
     Processes that end within PATIENCE_S, with the threads that wait for them, are awaited.
     Learned modules are tried in forks first. Elsewhere Unforkable is raised: the process must begin
-    anew without them.
+    again without them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -149,7 +149,7 @@ class ImportWatch:
         except Unforkable:
             raise
         except BaseException as error:
-            # The engine meets the error again, if it needs the module, and its log tells it.
+            # The engine meets the error again, if it needs the module, and its log reports it.
             print(f"{name}: {error!r}", file=sys.stderr)  # noqa: T201
             self.refused_names[name] = f"cannot be imported: {type(error).__name__}"
 
@@ -250,7 +250,7 @@ def lasting_obstacle() -> str | None:
 def begins_cuda() -> bool:
     """Whether this process has called cuInit, as the driver itself answers.
 
-    Open devices tell nothing: NVML opens /dev/nvidia-uvm too (driver 580), and forks survive it.
+    Open devices prove nothing: NVML opens /dev/nvidia-uvm too (driver 580), and forks survive it.
     """
     driver = loaded_library(_CUDA_DRIVER)
     if driver is None:

@@ -28,7 +28,7 @@ def main(module_name: str, device: int, replies: int) -> None:
             make(call, module, torch)
             reply = b"."
         except Exception:
-            # The engine makes the same call later, and its own log tells the error.
+            # The engine makes the same call later, and its own log reports the error.
             reply = b"!"
         # A kept block would take memory that other processes count on.
         torch.cuda.empty_cache()

@@ -34,7 +34,7 @@ RECORDED_FUNCTIONS = ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous")
 CACHE = "DG_JIT_CACHE_DIR"
 """The variable with the folder of compiled kernels. FUNCTIONS sets it."""
 CAPABILITY = 9
-"""Major compute capability with kernels that depend on the arguments of a call alone."""
+"""Major compute capability with kernels that depend only on the arguments of a call."""
 CONTEXT_BYTES = 1024**3
 """GPU memory of a process before its first tensor, rounded up."""
 HOST_BYTES = 2 * 1024**3
@@ -128,7 +128,7 @@ def compile_lines(lines: Sequence[str], call_bytes: int) -> bool:
 
 
 def available_bytes() -> int:
-    """Memory that programs of this machine can still take; 0: Linux does not tell."""
+    """Memory that programs of this machine can still take; 0: Linux does not report it."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
     return int(match[1]) * 1024 if match is not None else 0
 

@@ -286,7 +286,7 @@ def run(argv: list[str]) -> None:
     if option == "-m":
         sys.path.insert(0, str(Path.cwd()))
         sys.argv = [program, *arguments]
-        # It runs anew as the main module, as in a plain start.
+        # It runs again as the main module, as in a plain start.
         sys.modules.pop(program, None)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return

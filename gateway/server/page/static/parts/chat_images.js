@@ -3,7 +3,7 @@
 import { attribute, fill, h } from "../dom.js";
 import { note } from "./notes.js";
 
-// Larger ones are drawn anew: models scale them down anyway.
+// Larger ones are redrawn: models scale them down anyway.
 const MOST_SIDE = 2048;
 const MOST_BYTES = 4 << 20;
 const SHOWN_PX = 160;

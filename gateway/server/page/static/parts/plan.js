@@ -1,4 +1,4 @@
-// A plan, told whole: what it gives, why each choice was made, what it takes, and what was ruled
+// A whole plan: its results, the reason for each choice, the resources it takes, and what was ruled
 // out.
 import { h } from "../dom.js";
 import { bytes, latency, number, plural, tokens } from "../format.js";

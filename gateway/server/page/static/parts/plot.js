@@ -5,7 +5,7 @@ import { hue } from "./memory_bar.js";
 
 const HEIGHT = 150;
 const AXIS_PX = 58;
-// Beside a plot of so many pixels a label of the time axis has room.
+// A plot of this many pixels has room for a label of the time axis.
 const LABEL_PX = 64;
 
 let loading = null;

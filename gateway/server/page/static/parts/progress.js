@@ -2,7 +2,7 @@
 import { attribute, h, text } from "../dom.js";
 import { bytes, duration } from "../format.js";
 
-// Seconds over which a rate is measured here, where the gateway tells none.
+// Seconds over which a rate is measured here, where the gateway reports none.
 const SPAN_S = 20;
 
 /**

@@ -110,7 +110,7 @@ const FIELDS = {
     },
     {
       name: "text_only",
-      label: "Accept a plan for text alone",
+      label: "Accept a text-only plan",
       kind: "check",
       help: "where the model also takes images, video or audio",
     },

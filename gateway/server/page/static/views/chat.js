@@ -26,7 +26,7 @@ export function chat({ live }, fixed = "") {
   let answering = null;
   /** The answer that has not begun, and when it was asked for. */
   let pending = null;
-  /** The place of the message that is written anew; null: none. */
+  /** The place of the message that is rewritten; null: none. */
   let edited = null;
   /** The text before an edit, which comes back after it. */
   let draft = { content: "", images: [] };
@@ -223,7 +223,7 @@ export function chat({ live }, fixed = "") {
     keep();
   }
 
-  /** Writes a message of the user anew, in the place of it and all after it; null: none. */
+  /** Rewrites a message of the user, in place of it and all after it; null: none. */
   function edit(place) {
     if (answering && place !== null) return;
     if (place !== null && edited === null) draft = { content: ask.value, images: images.take() };

@@ -10,7 +10,7 @@ import { differences, fieldsOf, patchOf, wishForm } from "../parts/wish_form.js"
 
 const REST_MS = 500;
 
-/** @param {any} view  of the model, as the gateway tells it */
+/** @param {any} view  the gateway's view of the model */
 export function edit(view) {
   const path = `/admin/models/${encodeURIComponent(view.name)}`;
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
