@@ -176,7 +176,7 @@ class Settings(BaseModel):
         ge=0,
         description=(
             "memory that engines leave to the host where GPU and host share theirs (GB10, Jetson);"
-            " default: an eighth of it, at least 4 GiB or a quarter"
+            " default: an eighth of it, but at least the smaller of 4 GiB and a quarter of it"
         ),
     )
     prepared_engines: int = Field(
@@ -563,7 +563,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
         message = hide_typed_password(first["msg"].removeprefix("Value error, "))
         raise SettingsError(
             f"{name} is wrong: {message}.",
-            hint="Correct the variable and start again.",
+            hint="Change the variable, then start again. docs/settings.md lists the values.",
         ) from None
     if not settings.is_loopback and settings.admin_key is None:
         raise SettingsError(
@@ -597,7 +597,7 @@ def _read_file(environment: Mapping[str, str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise SettingsError(
             f"FITSERVE_CONFIG names {path}, which is not a file.",
-            hint="Correct the path, or unset the variable.",
+            hint="Set the variable to a settings file, or unset it.",
         )
     try:
         document = yaml.safe_load(Path(path).read_bytes())
@@ -610,7 +610,7 @@ def _read_file(environment: Mapping[str, str]) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"The file named by FITSERVE_CONFIG is not YAML{_yaml_position(error)}.",
-            hint="Correct the file and start again.",
+            hint="Write lines such as `port: 8080`, then start again.",
         ) from None
     if document is not None and not (
         isinstance(document, dict) and all(isinstance(name, str) for name in document)

@@ -17,8 +17,8 @@ from gateway.errors import FitserveError, near_name_hint
 
 _HELP = (
     'Put a text of several lines between """ and """. /set parameter NAME VALUE and /set system'
-    " TEXT change the next answers, /set without a name shows them. /clear forgets the conversation,"
-    " /bye or Ctrl-D ends it, Ctrl-C stops an answer."
+    " TEXT change the next answers, /set without a name shows them. /clear forgets the"
+    " conversation, /bye or Ctrl-D ends it, Ctrl-C stops an answer."
 )
 # Names of Ollama's parameters in requests of the API, and the kind of their values.
 _PARAMETERS: dict[str, tuple[str, type]] = {

@@ -1,2 +1,2 @@
-"""Hosts that run engines: one contract (`host`), three implementations: `docker`, `agent`,
-`process`."""
+"""Hosts that run engines: one contract (`host`), four implementations: `docker`, `agent`,
+`process`, `cluster`."""

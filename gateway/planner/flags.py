@@ -317,7 +317,7 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     if typed is None:
         raise BadFlag(
             f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_quoted_value(value)}.",
-            hint="Correct the value.",
+            hint=f"Give {_KINDS[flag.type]}, or leave the flag out.",
             param="args",
         )
     if isinstance(typed, str):
@@ -333,7 +333,7 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     if isinstance(typed, int | float) and not low <= typed <= high:
         raise BadFlag(
             f"--{name} is {_quoted_value(value)}; it must be at least {low} and at most {high}.",
-            hint="Correct the value.",
+            hint="Give a value in this range, or leave the flag out.",
             param="args",
         )
     return typed

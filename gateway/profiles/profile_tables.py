@@ -392,5 +392,6 @@ def validate(path: Path, model: type[V], data: Any) -> V:
         return model.model_validate(data)
     except ValidationError as error:
         raise SettingsError(
-            f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file."
+            f"The profile {path} is wrong at {first_problem(error)}.",
+            hint="Correct this field. profiles/engines has files of the same form.",
         ) from None

@@ -64,7 +64,7 @@ class Profiles(ProfileTables):
         if extra is not None and not extra.is_dir():
             raise SettingsError(
                 f"The profiles folder {extra} does not exist.",
-                hint="Correct or unset FITSERVE_PROFILES_DIR.",
+                hint="Set FITSERVE_PROFILES_DIR to an existing folder, or unset it.",
             )
         for name, now in _OLD_FAILURES.items():
             if extra is not None and (extra / name).exists():
@@ -433,7 +433,10 @@ class Profiles(ProfileTables):
         """
         documents = self.documents.read(path)
         if not all(isinstance(document, dict) for document in documents):
-            raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
+            raise SettingsError(
+                f"The profile {path} is not a mapping.",
+                hint="Write lines `FIELD: VALUE`, as the files in profiles/engines have.",
+            )
         return {name: value for document in documents for name, value in document.items()}
 
 

@@ -53,7 +53,7 @@ class RuleSets:
         except (KeyError, TypeError, AttributeError) as error:
             raise SettingsError(
                 f"{sources} has a source of {name} for a rule that does not exist ({error}).",
-                hint="Correct the keys and item numbers.",
+                hint="Change the key to a rule of the file, or remove the source.",
             ) from None
         return rule_set
 
@@ -68,7 +68,10 @@ class RuleSets:
         name = path.stem
         rules = self._documents.first(path)
         if not isinstance(rules, dict):
-            raise SettingsError(f"The rules {path} are not a mapping.", hint="Correct the file.")
+            raise SettingsError(
+                f"The rules {path} are not a mapping.",
+                hint="Write lines `RULE: VALUE`, as the files in profiles/engines have.",
+            )
         if "extends" not in rules:
             return rules
         changes = dict(rules)
@@ -77,14 +80,14 @@ class RuleSets:
         if base is None or path in heirs or not (base / f"{name}.yaml").is_file():
             raise SettingsError(
                 f"The rules {path} extend {ref}, which has no such rules.",
-                hint="Correct `extends`: KIND==VERSION of a version with this file.",
+                hint="Set `extends` to KIND==VERSION of a version that has this file.",
             )
         try:
             rule_set: Mapping[str, Any] = merge(self._inherit(base, name, (*heirs, path)), changes)
         except (IndexError, ValueError, TypeError):
             raise SettingsError(
                 f"The rules {path} change items that {ref} does not have.",
-                hint="Correct the numbers of `same` and `like`.",
+                hint="Set `same` and `like` to numbers of items in the inherited list.",
             ) from None
         return rule_set
 

@@ -88,4 +88,7 @@ def _parse(path: Path) -> Iterator[Any]:
     try:
         yield from yaml.load_all(path.read_bytes(), loader)
     except yaml.YAMLError as error:
-        raise SettingsError(f"The profile {path} is not YAML: {error}") from None
+        raise SettingsError(
+            f"The profile {path} is not YAML: {error}",
+            hint="Correct the file at the line that the error names.",
+        ) from None

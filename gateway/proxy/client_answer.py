@@ -62,7 +62,8 @@ class BufferedAnswer:
         except DECODE_ERRORS:
             return error_event(
                 UpstreamError(
-                    "The engine's answer is not an event stream.", hint="See the engine's log."
+                    "The engine's answer is not an event stream.",
+                    hint="Send it again. The operator finds the cause in the engine's log.",
                 ),
                 shape,
             )

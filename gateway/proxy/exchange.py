@@ -10,16 +10,17 @@
     answering    the rest of the answer                connection aborted      error event, or a cut
     done         -                                     -                       -
 
-A request is retried once, on another replica. An interrupted event stream ends with an error event,
-without [DONE]; so does one that its engine ends without the end of its answer (`stream_end`). An
-answer of another kind is cut off.
+The gateway sends a failed request once more, to another replica. If a stream breaks off, or the
+engine ends it without the end of its answer (`stream_end`), the client gets an error event instead
+of [DONE]. Any other broken answer is cut off.
 
-A frozen engine (`RouteTable.frozen`) is left. The request is retried if no byte of the answer's
-body came and the request is still here; SMALL_BYTES of it are kept until then. Otherwise the client
-gets an error or 503. A dying engine is handled alike: its connection closes before the answer, or
-its answer reports its end (DEATH_NOTICE). So a request that kills its engine kills two at most.
+The gateway leaves a frozen engine (`RouteTable.frozen`). It retries the request if no byte of the
+answer's body has arrived and the request is still kept: at most SMALL_BYTES of it are kept until
+then. Otherwise the client gets an error event or 503. An engine that dies is handled in the same
+way: its connection closes before the answer, or its answer reports its end (DEATH_NOTICE). A
+request that kills its engine therefore kills at most two.
 
-Each request that was counted at a replica is removed there once, by `_release`.
+A request counts at its replica until `_release` removes it there, exactly once.
 
     caller                    method                 in state          next state
     the client's connection   start                  reading           connecting, queued, asked
@@ -32,11 +33,11 @@ Each request that was counted at a replica is removed there once, by `_release`.
     the engine's connection   head                   asked             answering
                               first_byte, after head answering         the same, or a retry
                               end, after head        answering         done
-                              take_answer alone      asked             done, or a retry
+                              only take_answer       asked             done, or a retry
                               take_failure           asked, answering  done, or a retry
 
-A retry is connecting, queued or asked. NEXT_STATES has all changes; a test holds every request of
-the tests to it. Fields with a time of their own:
+A retry is connecting, queued or asked. NEXT_STATES has all changes; a test checks that every
+request of the tests follows it. These fields are valid only for a time:
 
     call, content_type, model, started, received    since `start`
     _wait                                           while queued

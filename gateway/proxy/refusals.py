@@ -111,7 +111,8 @@ def shutdown_error() -> NotReady:
 def internal_error() -> FitserveError:
     """The error of an internal fault."""
     return FitserveError(
-        "The gateway failed to handle this request.", hint="See the gateway's log."
+        "The gateway failed to handle this request.",
+        hint="Send it again. The operator finds the cause in the gateway's log.",
     )
 
 

@@ -75,7 +75,8 @@ class Takeover:
             self._end.close()
             raise SettingsError(
                 f"The running gateway did not release its data folder ({error}).",
-                hint="See its log.",
+                hint="The log of that gateway has the reason. Stop it, then start this one without"
+                " --take-over.",
             ) from None
 
     def confirm(self) -> None:

@@ -257,7 +257,10 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
         signal.signal(signal.SIGUSR2, _replace_ourselves)
         server.run(sockets=sockets)
         if not server.started:
-            raise SettingsError("The gateway could not start; see the lines above for the cause.")
+            raise SettingsError(
+                "The gateway could not start; the lines above have the cause.",
+                hint="Remove the cause, then start the gateway again.",
+            )
         if app.failure is not None:
             raise FitserveError(
                 f"The control loop has ended ({app.failure}).",

@@ -170,7 +170,8 @@ def _wish_events(
     if new_model.is_stopped != former_model.is_stopped:
         start_or_stop: EventKind = "model.stopped" if new_model.is_stopped else "model.started"
         yield event(
-            start_or_stop, f"Its owner {'stops' if new_model.is_stopped else 'starts'} {name}."
+            start_or_stop,
+            f"{name} was {'stopped' if new_model.is_stopped else 'started'} by its owner.",
         )
     if new_model.forgiven_at != former_model.forgiven_at:
         yield event("model.retried", f"{name} is tried again. Earlier failures no longer count.")

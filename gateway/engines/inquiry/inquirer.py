@@ -161,7 +161,7 @@ class Inquirer:
         if kind is None:
             raise problem or HostError(
                 f"The image {engine.image} did not name its engine within {limit_s:g} s.",
-                hint="Try again later.",
+                hint="Try again when the machine is idle, or name the engine with --engine.",
             )
         if not kind:
             raise HostError(

@@ -86,10 +86,10 @@ class Start:
 
 
 def raised_at(error: BaseException, package: str) -> str:
-    """File and line whose statement raised this error; "" if no code of the engine's package did,
-    and no check of a configuration by the libraries that it reads config.json with.
+    """File and line of the statement that raised this error.
 
-    Of an error that a parser made of another one: the location of that one.
+    "" if neither the engine's package raised it, nor a check in the libraries that read
+    config.json. If a parser replaced an error by this one, the location is that of the first error.
     """
     # pydantic wraps the error of a configuration's validator.
     for wrapped in error.errors() if hasattr(error, "errors") else ():

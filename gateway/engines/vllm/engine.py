@@ -546,8 +546,8 @@ def _cache_of_user(candidate: Candidate) -> tuple[int, str] | None:
     if space := candidate.inputs.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
         if not space.isdecimal():
             raise BadFlag(
-                f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.",
-                hint="Correct it.",
+                f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it must be a whole number of GiB.",
+                hint="Set it to a number such as 4, or leave it out to let fitserve choose.",
                 param="env",
             )
         return int(space[:6]) * GIB, f"VLLM_CPU_KVCACHE_SPACE={space[:6]} was set"

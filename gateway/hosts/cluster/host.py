@@ -395,7 +395,7 @@ class ClusterHost:
             if node.name not in self._listings:
                 raise AgentAway(
                     f"The machine {node.name} has not said yet which engines it runs: {error}",
-                    hint="Run `fitserve cluster status`.",
+                    hint="`fitserve cluster status` shows whether the machine is reachable.",
                 ) from None
             return self._listings[node.name]
         except AgentRefusal as error:
@@ -544,5 +544,8 @@ def _raise_unless_one(answers: Sequence[object]) -> None:
     if len(errors) < len(answers):
         return
     if not errors:
-        raise HostError("The cluster has no machine.", hint="Run `fitserve cluster status`.")
+        raise HostError(
+            "The cluster has no machine.",
+            hint="Run `fitserve cluster join` on a machine, then `fitserve cluster status` here.",
+        )
     raise min(errors, key=lambda error: isinstance(error, AgentAway | AgentRefusal))

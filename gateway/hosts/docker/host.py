@@ -1,4 +1,6 @@
-"""Engines as containers of the Docker Engine on this machine. This host adds to the contract:
+"""Engines as containers of the Docker Engine on this machine.
+
+This host adds to the contract:
 
 * The container of NAME is called `fitserve-INSTALLATION-NAME`. Labels with our installation and
   NAME mark it as ours.
@@ -165,7 +167,8 @@ class DockerHost:
             except DockerRefused as refusal:
                 if refusal.status not in (404, 409):
                     raise HostError(
-                        f"Docker refuses to give the log of {name}: {refusal}."
+                        f"Docker refuses to give the log of {name}: {refusal}.",
+                        hint=f"Check that Docker can read it: `docker logs {name}`.",
                     ) from refusal
                 break
             except (HostError, OSError):
@@ -261,7 +264,7 @@ class DockerHost:
                 if attributes["Config"]["Labels"]["fitserve.fingerprint"] != spec.fingerprint:
                     raise Conflict(
                         f"An engine with another plan has the name {spec.name}.",
-                        hint="Stop it first.",
+                        hint="Stop that engine, then start this one.",
                     ) from error
                 container, status = attributes["Id"], attributes["State"]["Status"]
                 if status in RUNNING_STATES:

@@ -257,7 +257,7 @@ class Hub:
             raise BadModel(
                 f"{self.shown_address} lists {listing.repo}/{name} with {size} bytes and sends"
                 f" {amount_words}.",
-                hint="Try again later.",
+                hint="Try again later, or download the model from another Hub.",
             )
         with self.explain_errors(listing.repo, listing.commit):
             write_atomically(cached_path, data)
@@ -343,7 +343,7 @@ class Hub:
         if isinstance(error, errors.HFValidationError):
             return BadModel(
                 f"{repo} cannot be the name of a Hugging Face repository.",
-                hint="Check the spelling.",
+                hint="Write it as ORGANIZATION/NAME, without a URL.",
             )
         if isinstance(error, errors.GatedRepoError):
             return BadModel(

@@ -161,13 +161,14 @@ def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
     starts = [_absolute(start) for start in folders]
     if missing_paths := [start for start in starts if not _is_folder(start)]:
         raise BadRequest(
-            f"There is no folder {str(missing_paths[0])[:200]}.", hint="Correct the folder."
+            f"There is no folder {str(missing_paths[0])[:200]}.",
+            hint="Name a folder of this machine that contains models.",
         )
     if foreign_names := [str(start) for start in starts if not is_readable(str(start))]:
         raise BadRequest(
             f"{foreign_names[0][:200]!r} cannot be named in a request: it has control characters,"
             " or bytes that are not text.",
-            hint="Rename the folder.",
+            hint="Rename the folder with printable characters.",
         )
     found_models = (
         FoundModel(str(folder), str(folder)) for start in starts for folder in _model_folders(start)

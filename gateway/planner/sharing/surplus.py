@@ -114,10 +114,10 @@ def _offer_text(offer: Offer) -> str:
 
 
 def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]) -> Cap | None:
-    """The cap of a model, while models that it was made for exist and no start failed with it.
+    """The cap of a model. It holds until the models that it was made for are gone or a start fails.
 
-    The cap of its last capped plan; or the memory that it took when it last served, if other models
-    accepted caps for its sake since.
+    Usually this is the cap of the last capped plan. If other models have accepted caps for this
+    model since it last served, its cap is the memory that it took then.
 
     attempts: the attempts of the model for its present wish, oldest first.
     caps: the last cap of each copy of every other model.

@@ -153,7 +153,8 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
     if document.mistakes and re.search(r"^(models|services):", text, re.MULTILINE):
         position, reason = document.mistakes[0]
         raise BadRequest(
-            f"Line {position.line}, column {position.column}: {reason}.", hint="Correct the file."
+            f"Line {position.line}, column {position.column}: {reason}.",
+            hint="Correct the YAML of this line, then import the file again.",
         )
     return None
 

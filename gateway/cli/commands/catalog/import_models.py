@@ -59,7 +59,7 @@ def _read_models(file: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         text, reason = "", getattr(error, "strerror", None) or "it is not text in UTF-8"
     if reason:
-        raise BadRequest(f"{file} cannot be read: {reason}.", hint="Correct the path.")
+        raise BadRequest(f"{file} cannot be read: {reason}.", hint="Name a readable text file.")
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir)
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
@@ -92,7 +92,8 @@ def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
         raise BadRequest(f"{output} exists already.", hint="Choose another name.") from None
     except OSError as error:
         raise WriteFailed(
-            f"{output} cannot be written: {error.strerror}.", hint="Correct the path."
+            f"{output} cannot be written: {error.strerror}.",
+            hint="Choose a path in a folder that you can write.",
         ) from None
     print_message(
         f"{plural(len(models), 'model')} written to {output}. `fitserve config check {output}`"
