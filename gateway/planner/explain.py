@@ -315,8 +315,9 @@ def _reasons(rejection: Rejected) -> tuple[str, ...]:
 def shapes(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
     """The plans by number of GPUs and layout: rank, GPUs, layout, context, tokens/s, engines.
 
-    The figures are of the best plan of a shape. tokens/s: of one request alone, and of many at
-    once. Engine versions stand in the order of their ranks, with the changes of their plans.
+    The figures are of the best plan of a shape. tokens/s: the speed of a single request, and of
+    many concurrent ones. Engine versions stand in the order of their ranks, with the changes of
+    their plans.
     """
     grouped: dict[tuple[int, str], list[Plan]] = {}
     for plan in plans:

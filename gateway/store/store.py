@@ -204,8 +204,8 @@ class Store:
     def remove_model(self, name: str) -> None:
         """Forget the model and its attempts. Facts about limits stay.
 
-        If a plan worked, facts about failed plans stay too, so the model gets the working plan at
-        once when it is added again. Otherwise all plans may be tried again.
+        If a plan worked, facts about failed plans stay too, so the model gets the working plan
+        immediately when it is added again. Otherwise all plans may be tried again.
         """
         with self._database.change() as db:
             db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.style import foreign_wordings, hold
 
 COLUMNS = 100
 PARAGRAPH_LINES = 6
@@ -128,6 +130,49 @@ def test_lines_paragraphs_and_cells_are_short(page: Path) -> None:
     assert (wide, long, wide_cells(text)) == ([], [], [])
 
 
+def words_of(text: str) -> Iterator[str]:
+    """Words of a line; a span of code with spaces is one word."""
+    word = ""
+    for part in text.split(" "):
+        word = f"{word} {part}" if word else part
+        if word.count("`") % 2 == 0:
+            yield word
+            word = ""
+    if word:
+        yield word
+
+
+def early_breaks(text: str) -> list[int]:
+    """Numbers of the lines of paragraphs that end although the next word has room."""
+    return [
+        began + number
+        for began, lines in paragraphs(text)
+        for number, (line, next_line) in enumerate(itertools.pairwise(lines))
+        if line.count("`") % 2 == 0
+        and len(line.rstrip()) + 1 + len(next(words_of(next_line.strip()))) <= COLUMNS
+    ]
+
+
+@pytest.mark.parametrize("page", READERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_paragraphs_are_filled(page: Path) -> None:
+    assert early_breaks(page.read_text()) == [], "join these lines with the next"
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("a short line\nand its rest", [1]),
+        ("word " * 19 + "four\nmore", []),
+        ("word " * 18 + "four\n`code with spaces`", []),
+        ("a line\n\nanother one", []),
+        ("* an item\n* another", []),
+        ("```\na\nb\n```", []),
+    ],
+)
+def test_an_early_break_is_found(text: str, numbers: list[int]) -> None:
+    assert early_breaks(text) == numbers
+
+
 def drawn_lines(text: str) -> list[int]:
     """Lines with box characters outside blocks of code, where no font lines them up."""
     return [number for number, line in prose(text) if BOX.search(line)]
@@ -163,6 +208,12 @@ def test_no_sentence_has_a_pronoun_as_subject(page: Path) -> None:
         if PRONOUN_SUBJECT.match(sentence.lstrip("*_("))
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", READERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_of_pages_have_plain_words(page: Path) -> None:
+    texts = (" ".join(line.strip() for line in lines) for _, lines in paragraphs(page.read_text()))
+    hold("wording", [row for text in texts for row in foreign_wordings(text)])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -276,7 +276,7 @@ def _has_multimodal_prefix(
 
 def _config_number(config: Mapping[str, Any], name: str, number_type: type) -> Any:
     """The number in config.json; None: there is none. An integer counts as a float, and `true` is
-    no number."""
+    not a number."""
     value = config.get(name)
     return value if isinstance(value, (int, number_type)) and not isinstance(value, bool) else None
 

@@ -5,8 +5,9 @@ A connection to its socket is one call: a line `{"node": NAME}`, then the line o
 After `{"node": NAME, "source": OTHER}` a third line is a call to OTHER, whose answer goes from
 machine to machine and follows the call to NAME.
 
-Ray ends a process that loses the head for a minute, and takes its signals. So the gateway is no
-client of Ray. The actors belong to this process: nothing of ours lives longer in Ray.
+Ray ends a process that loses the head for a minute, and takes its signals. The gateway is
+therefore not a client of Ray. The actors belong to this process: nothing of ours lives longer in
+Ray.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def cgroup_driver(base_url: str | None = None) -> str | None:
 
 
 class DockerClient:
-    """Runs work with a connected SDK client. `timeout_s` is the longest silence that is no
+    """Runs work with a connected SDK client. `timeout_s` is the longest silence that is not a
     failure."""
 
     def __init__(self, path: str, timeout_s: float) -> None:

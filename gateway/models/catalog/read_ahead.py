@@ -31,8 +31,9 @@ def files_of_weights(folder: Path, prefix: str, load_format: str) -> list[Path]:
     """The files that an engine reads, in its order.
 
     prefix: the beginning of the names of the only files that it reads
-    (`EngineKind.weights_prefix`). load_format: "": the engine's default. A loader that does not
-    read safetensors through the page cache has none, and neither has a broken folder.
+        (`EngineKind.weights_prefix`).
+    load_format: the engine's loader; "": its default. A loader that does not read safetensors
+        through the page cache has no such files, and neither has a broken folder.
     """
     if load_format not in SAFETENSORS_FORMATS:
         return []

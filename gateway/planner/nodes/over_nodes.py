@@ -237,6 +237,6 @@ def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[s
     suffix = f" and {len(shortages) - _MAX_NAMES} more" if len(shortages) > _MAX_NAMES else ""
     return (
         f"A plan over {', '.join(names[:_MAX_NAMES])} needs {gib(bytes_per_gpu)} of each GPU at"
-        f" once; {', '.join(shortages[:_MAX_NAMES])}{suffix}. It starts when other engines have"
-        " left."
+        f" the same time; {', '.join(shortages[:_MAX_NAMES])}{suffix}. It starts when other engines"
+        " have left."
     )

@@ -274,8 +274,8 @@ def _change_answer(model: ManagedModel, wish: Wish, result: PlanResult | None) -
     responses=errors(NotFound, Conflict, StoreError),
 )
 async def retry_model(request: Request, name: str) -> Any:
-    """Lift quarantine and back-off: earlier failures no longer count, and the next start follows at
-    once, from the current images of their names."""
+    """Lift quarantine and back-off: earlier failures no longer count, and the next start follows
+    immediately, from the current images of their names."""
     return await _view_response(
         request, await gateway_of(request).loop.owner_commands.retry(name), 202
     )

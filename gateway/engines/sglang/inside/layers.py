@@ -217,7 +217,7 @@ REFUSALS = (
 
 
 def is_of_stand_in(error: BaseException) -> bool:
-    """Whether only a stand-in, or a tensor without values, brings this about: that is no
+    """Whether only a stand-in, or a tensor without values, causes this error, which is then not a
     refusal."""
     return "Anything" in str(error) or "meta" in str(error)
 
