@@ -417,7 +417,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody(harness: AgentHarness
     await harness.host.stop("a1", 0)
 
 
-async def test_the_socket_is_for_its_user_alone(harness: AgentHarness) -> None:
+async def test_only_the_user_of_the_agent_may_use_its_socket(harness: AgentHarness) -> None:
     assert harness.socket.stat().st_mode & 0o777 == 0o600
     if os.getuid():
         pytest.skip("only root can be somebody else")
@@ -467,7 +467,7 @@ async def test_engines_and_logs_outlive_an_agent(harness: AgentHarness) -> None:
     assert (await find(harness.host, "a1") or instance).state == "exited"
 
 
-async def test_an_agent_ends_when_it_is_told_to_and_engines_go_on(harness: AgentHarness) -> None:
+async def test_a_stopped_agent_leaves_its_engines_running(harness: AgentHarness) -> None:
     instance = await harness.host.start(harness.make_spec("a1"))
     following = asyncio.ensure_future(anext(harness.host.follow("a1")))
     assert harness.kill_agent(signal.SIGTERM) == 0
@@ -478,7 +478,7 @@ async def test_an_agent_ends_when_it_is_told_to_and_engines_go_on(harness: Agent
     await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_an_agent_that_stands_still_is_a_problem_and_then_forgotten(
+async def test_a_frozen_agent_is_reported_until_it_answers_again(
     harness: AgentHarness,
 ) -> None:
     assert harness.agent is not None
@@ -515,7 +515,7 @@ async def test_a_refusal_says_why_to_the_gateway(harness: AgentHarness) -> None:
     assert container_name("a1", harness.instance) not in str(own_containers(harness))
 
 
-async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentHarness) -> None:
+async def test_an_image_is_asked_only_by_the_agents_own_program(harness: AgentHarness) -> None:
     engine = EngineRef(kind=ENGINE.kind, version=ENGINE.version, image=ENGINE.image)
     assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
     with pytest.raises(HostError, match="could not be run"):

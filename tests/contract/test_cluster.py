@@ -62,7 +62,7 @@ def listening_addresses(pid: int) -> set[str]:
     }
 
 
-async def test_an_engine_answers_other_machines_with_its_key_alone(
+async def test_an_engine_answers_other_machines_only_with_its_key(
     cluster: ClusterHarness,
 ) -> None:
     spec = cluster.make_spec("a1").evolve(node="two", key_env="VLLM_API_KEY")

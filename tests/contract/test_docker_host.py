@@ -163,7 +163,7 @@ print(open("/proc/1/comm").read().strip())
     assert lines[3] in ("docker-init", "tini"), "the engine is not the first process"
 
 
-async def test_the_command_and_environment_are_the_specs_alone(
+async def test_a_container_gets_only_the_command_and_environment_of_its_spec(
     harness: DockerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = f"fitserve-{harness.instance}:entrypoint"
@@ -257,7 +257,7 @@ async def test_a_network_with_a_way_out_is_refused_and_left_alone(harness: Docke
     assert harness.docker.inspect_network(harness.network)["Id"] == network["Id"]
 
 
-async def test_an_engine_is_reached_from_its_own_network_alone(harness: DockerHarness) -> None:
+async def test_an_engine_is_reached_only_from_its_own_network(harness: DockerHarness) -> None:
     """Its API has no key. Nothing is published on this machine, and a container elsewhere finds no
     way to it."""
     spec = harness.make_spec(f"{harness.instance}-a")
@@ -475,7 +475,7 @@ async def test_a_paused_engine_counts_as_running_and_can_be_stopped(harness: Doc
     assert containers(harness) == []
 
 
-async def test_two_stops_at_once_are_one(harness: DockerHarness) -> None:
+async def test_two_concurrent_stops_act_as_one(harness: DockerHarness) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     await answering(await harness.host.start(spec))
     await asyncio.gather(*(harness.host.stop(spec.name, 5) for _ in range(3)))
@@ -695,7 +695,7 @@ async def test_a_docker_that_hangs_from_the_start_is_an_error(
         await harness.restart(wire.url, timeout_s=0.5).list()
 
 
-async def test_connections_that_broke_while_idle_are_made_anew(
+async def test_connections_that_broke_while_idle_are_replaced(
     harness: DockerHarness, wire: Wire
 ) -> None:
     host = harness.restart(wire.url)
@@ -844,7 +844,7 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
     assert limits["LogConfig"]["Type"] == "none"
 
 
-async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(
+async def test_a_measuring_container_gets_only_the_named_gpus(
     harness: DockerHarness,
 ) -> None:
     container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance, ("GPU-1", "GPU-2"))

@@ -64,7 +64,7 @@ async def test_start_of_a_running_instance_finds_it_and_starts_nothing(harness: 
     assert (await log_of(harness, "a1")).count(b"hello") == 1
 
 
-async def test_two_starts_at_once_run_one_engine(harness: Harness) -> None:
+async def test_two_concurrent_starts_run_one_engine(harness: Harness) -> None:
     spec = harness.make_spec("a1", script=["--print", "hello"])
     first, second = await asyncio.gather(harness.host.start(spec), harness.host.start(spec))
     assert first == second
@@ -72,7 +72,7 @@ async def test_two_starts_at_once_run_one_engine(harness: Harness) -> None:
     assert harness.members("a1") == 1
 
 
-async def test_start_of_an_exited_instance_starts_it_anew(harness: Harness) -> None:
+async def test_start_of_an_exited_instance_starts_it_again(harness: Harness) -> None:
     spec = harness.make_spec("a1")
     await answering(await harness.host.start(spec))
     harness.kill_engine("a1")
@@ -83,7 +83,7 @@ async def test_start_of_an_exited_instance_starts_it_anew(harness: Harness) -> N
     assert await harness.host.list() == [instance]
 
 
-async def test_starting_anew_ends_workers_that_outlived_the_engine(harness: Harness) -> None:
+async def test_another_start_ends_workers_that_outlived_the_engine(harness: Harness) -> None:
     spec = harness.make_spec("a1", script=["--spawn-child"])
     await answering(await harness.host.start(spec))
     assert harness.members("a1") == 2

@@ -189,7 +189,7 @@ async def test_a_part_that_cannot_start_leaves_none(nodes: Nodes) -> None:
     assert nodes.members() == [0, 0]
 
 
-async def test_a_start_that_was_cut_off_begins_anew(nodes: Nodes) -> None:
+async def test_an_interrupted_start_over_nodes_starts_from_the_beginning(nodes: Nodes) -> None:
     """The gateway died between the starts of two parts."""
     await ProcessHost(nodes.harnesses["one"].data_dir).start(
         nodes.spec.evolve(name=f"{NAME}-n0of2", argv=nodes.spec.nodes[0].argv, nodes=())

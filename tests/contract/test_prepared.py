@@ -88,7 +88,7 @@ async def test_a_forked_engine_sees_the_same_as_a_plain_one(harness: PreparedHar
     assert fork == plain
 
 
-async def test_a_start_that_was_announced_is_forked_at_once(harness: PreparedHarness) -> None:
+async def test_a_start_that_was_announced_is_forked_immediately(harness: PreparedHarness) -> None:
     spec = harness.make_spec("first").evolve(model="first")
     await harness.host.expect(spec)
     assert await harness.prepared_pids()
@@ -442,7 +442,7 @@ async def test_kill_at_any_line_of_a_forked_start_leaves_no_engine_without_a_rec
     assert forks
 
 
-async def test_a_process_that_was_killed_during_its_imports_is_prepared_anew(
+async def test_a_process_killed_during_its_imports_is_prepared_again(
     harness: PreparedHarness,
 ) -> None:
     await prepare(harness)

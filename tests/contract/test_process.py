@@ -176,7 +176,7 @@ async def test_an_engine_that_takes_long_to_be_born_is_waited_for(harness: Proce
         os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_reader_of_the_log_is_no_engine(
+async def test_a_reader_of_the_log_is_not_taken_for_an_engine(
     harness: ProcessHarness, stranger: subprocess.Popen[bytes]
 ) -> None:
     log = harness.data_dir / "logs" / "a1.log"
@@ -486,7 +486,7 @@ async def test_ports_are_given_again_once_all_were(
     assert all(len({*ports[at : at + 4]}) == 4 for at in range(9))
 
 
-async def test_follow_of_a_name_that_never_ran_ends_at_once(harness: ProcessHarness) -> None:
+async def test_follow_of_a_name_that_never_ran_ends_immediately(harness: ProcessHarness) -> None:
     assert [line async for line in harness.host.follow("a1")] == []
 
 

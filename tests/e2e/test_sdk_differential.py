@@ -163,7 +163,7 @@ def test_a_refusal_of_the_engine_has_the_shape_of_the_request(pair: Pair) -> Non
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"\xff\xfe", b"[]", b'{"model": "demo", "messages": [}']
 )
-def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
+def test_both_sdks_raise_a_bad_request_for_invalid_json(body: bytes, pair: Pair) -> None:
     headers = {"content-type": "application/json", "authorization": f"Bearer {pair.key}"}
     straight, through = (
         httpx.post(

@@ -247,7 +247,7 @@ MARLIN_TILES = (
 NO_TILES = ("engines/vllm/0.18.0/linear.yaml", MARLIN_TILES)
 
 
-def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
+def test_seed_scenario_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.19.1")
     seed.add(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
     view = both_ready(seed)
@@ -289,7 +289,7 @@ def both_ready(seed: Seed) -> Any:
     return wait_for("both copies are ready", both_replicas)
 
 
-def test_000_is_cured_by_a_newer_version_where_one_is_allowed(folder: Path) -> None:
+def test_seed_scenario_000_is_cured_by_an_allowed_newer_version(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.19.1", "0.26.0")
     seed.add(QWEN36, "--engine", "vllm==0.19.1", "--engine", "vllm==0.26.0", "--tp", "2")
     (start,) = seed.starts
@@ -297,7 +297,7 @@ def test_000_is_cured_by_a_newer_version_where_one_is_allowed(folder: Path) -> N
     assert "--disable-custom-all-reduce" in start["argv"]
 
 
-def test_seed_000_recovers_on_two_forced_gpus(folder: Path) -> None:
+def test_seed_scenario_000_recovers_on_two_forced_gpus(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.19.1", forget=NO_TILES)
     view = seed.add(QWEN36, "--engine", "vllm==0.19.1", "--tp", "2")
     first, second = view["attempts"]
@@ -339,7 +339,7 @@ MOE_TILES = (
 )
 
 
-def test_001_is_refused_with_its_reason_and_served_in_another_format(folder: Path) -> None:
+def test_seed_scenario_001_is_refused_and_served_in_another_format(folder: Path) -> None:
     seed = begin_seed(folder, "rtx-pro-6000", "0.18.0")
     view = seed.add(GPT_OSS_CT, "--engine", "vllm", code=3)
     assert not seed.starts
@@ -351,7 +351,7 @@ def test_001_is_refused_with_its_reason_and_served_in_another_format(folder: Pat
         assert not seed.starts[-1]["ending"]
 
 
-def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
+def test_seed_scenario_001_fails_before_traffic_and_only_once(folder: Path) -> None:
     seed = begin_seed(
         folder,
         "rtx-pro-6000",
@@ -407,7 +407,7 @@ ODD = config(
 )
 
 
-def test_002_is_served_by_a_newer_version(folder: Path) -> None:
+def test_seed_scenario_002_is_served_by_a_newer_version(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.19.1", "0.26.0")
     view = seed.add(
         {**ODD, "torch_dtype": "bfloat16"},
@@ -430,7 +430,7 @@ def test_002_is_served_by_a_newer_version(folder: Path) -> None:
     assert "K=2112 is not a multiple of 128" in old["reasons"][0]
 
 
-def test_002_is_recovered_from(folder: Path) -> None:
+def test_seed_scenario_002_recovers(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.19.1", forget=NO_TILES)
     view = seed.add(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
     failure = view["attempts"][0]["failure"]
@@ -459,7 +459,7 @@ def draft_flags(seed: Seed, version: str) -> tuple[str, ...]:
     return ("--engine", f"vllm=={version}", "--drafter", str(drafter), "--tp", "2")
 
 
-def test_003_a_version_without_the_method_serves_the_model_alone(folder: Path) -> None:
+def test_seed_scenario_003_serves_the_model_without_a_drafter(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.19.1")
     view = seed.add(GEMMA, *draft_flags(seed, "0.19.1"))
     assert [start["ending"] for start in seed.starts] == [""]
@@ -467,7 +467,7 @@ def test_003_a_version_without_the_method_serves_the_model_alone(folder: Path) -
     assert "has no such method" in view["plan"]["speculation"]["reason"]
 
 
-def test_003_a_drafter_that_fails_costs_only_itself(folder: Path) -> None:
+def test_seed_scenario_003_drops_only_the_failed_drafter(folder: Path) -> None:
     seed = begin_seed(folder, "2x3090", "0.26.0")
     view = seed.add(GEMMA, *draft_flags(seed, "0.26.0"))
     first, _ = view["attempts"]
@@ -504,7 +504,7 @@ def disabled_kernels(seed: Seed) -> list[str]:
     return [start["env"].get("VLLM_DISABLED_KERNELS", "") for start in seed.starts]
 
 
-def test_004_is_known_and_left_out(folder: Path) -> None:
+def test_seed_scenario_004_is_known_and_left_out(folder: Path) -> None:
     seed = begin_seed(folder, "gb10", "0.18.0")
     view = seed.add(config("qwen3.5-9b"), *SPARK)
     assert disabled_kernels(seed) == [CUTLASS]
@@ -512,7 +512,7 @@ def test_004_is_known_and_left_out(folder: Path) -> None:
     assert any("for the whole model only" in warning for warning in view["plan"]["warnings"])
 
 
-def test_004_is_recovered_from(folder: Path) -> None:
+def test_seed_scenario_004_recovers(folder: Path) -> None:
     seed = begin_seed(folder, "gb10", "0.18.0", forget=("facts.yaml",))
     view = seed.add(config("qwen3.5-9b"), *SPARK)
     failure = view["attempts"][0]["failure"]
@@ -526,7 +526,7 @@ def test_004_is_recovered_from(folder: Path) -> None:
     seed.add_again(config("qwen3.5-9b"), *SPARK)
 
 
-def test_004_an_unknown_text_gets_one_careful_try_and_a_whole_log(folder: Path) -> None:
+def test_seed_scenario_004_tries_once_more_after_an_unknown_text(folder: Path) -> None:
     seed = begin_seed(folder, "gb10", NEWEST_VLLM, forget=("facts.yaml",))
     view = seed.add(config("qwen3.5-9b"), "--engine", VLLM_REF, code=3)
     assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["unknown", "unknown"]

@@ -87,7 +87,7 @@ def _is_within(module: str, packages: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "gateway")))
-def test_a_decision_reaches_nothing_outside(path: Path) -> None:
+def test_a_decision_uses_no_clock_no_files_and_no_randomness(path: Path) -> None:
     impurity_list = list(impurities(tree_of(path)))
     assert [
         impurity

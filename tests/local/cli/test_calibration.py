@@ -138,7 +138,7 @@ def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
     assert not measured_facts(tmp_path / "data/fitserve.db")
 
 
-def test_values_are_told_in_the_units_of_people() -> None:
+def test_calibrate_prints_gb_per_s_tflops_and_us() -> None:
     assert calibration.value_text("memory", 4_100_000_000_000) == "4,100.0 GB/s"
     assert calibration.value_text("bfloat16", 790 * 10**12) == "790.0 TFLOP/s"
     assert calibration.value_text("all_reduce", 12_345) == "12.3 us"

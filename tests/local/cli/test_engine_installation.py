@@ -63,7 +63,7 @@ def made_of(package: str, **fields: object) -> Engine:
     )
 
 
-def test_an_engine_comes_from_a_folder_of_wheels_alone(
+def test_an_engine_is_installed_only_from_a_folder_of_wheels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.cli.engine_installation._FREE_BYTES", 0)

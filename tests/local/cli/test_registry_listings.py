@@ -20,8 +20,8 @@ pytestmark = pytest.mark.anyio
 NOT_HERE = {
     ("calibrate",): "GPUs are measured in tests/local/calibration",
     ("cluster", "status"): "a cluster is asked in tests/contract/test_cluster.py",
-    ("fits",): "the Hub is asked in tests/local/test_documented.py",
-    ("search",): "the Hub is asked in tests/local/test_documented.py",
+    ("fits",): "the Hub is asked in tests/local/test_documented_commands.py",
+    ("search",): "the Hub is asked in tests/local/test_documented_commands.py",
     ("engine", "learn"): "an engine is asked in tests/e2e/test_inquiry.py",
     ("backup",): "an archive is written in tests/local/cli/commands/files/test_backup.py",
     ("config", "check"): "it checks a file of models, in tests/local/cli/test_main.py",

@@ -299,7 +299,7 @@ async def test_garbage_behind_a_good_request_is_refused_after_the_answer(gateway
         assert len(upstream.requests) == 3
 
 
-async def test_only_so_many_requests_may_be_sent_ahead(gateway: Gateway) -> None:
+async def test_the_number_of_pipelined_requests_is_limited(gateway: Gateway) -> None:
     async with stage(gateway, answers) as [upstream]:
         answer = await talk(gateway.port, GOOD * 100)
         assert answer.count(b"HTTP/1.1 200 OK") == guard.MAX_PIPELINED_REQUESTS + 1
@@ -400,7 +400,7 @@ async def test_an_upgrade_that_nobody_speaks_is_ignored(gateway: Gateway) -> Non
 # --- limits ---
 
 
-async def test_too_many_connections_are_told_to_come_back() -> None:
+async def test_connections_beyond_the_limit_are_asked_to_retry() -> None:
     for total, limit in (3, 9), (9, 3):
         with Gateway(connections=total, connections_per_address=limit) as gateway:
             gateway.route(model(refused_url()))
@@ -446,7 +446,7 @@ async def only_connection(gateway: Gateway) -> ClientConnection:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/echo"])
-async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
+async def test_each_phase_of_a_connection_has_its_deadline(gateway: Gateway, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode()
     async with stage(gateway, answers) as [upstream]:
         for data, seconds, begins in (

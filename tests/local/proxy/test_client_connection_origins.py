@@ -90,7 +90,7 @@ async def test_an_answer_allows_only_the_named_page(
         assert {answer.headers.get(ALLOWED) for answer in answers} == {allowed_origin}
 
 
-async def test_pages_are_told_nothing_without_the_setting(tmp_path: Path) -> None:
+async def test_foreign_pages_get_no_permission_without_the_setting(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, admin_key=KEY) as gateway:
         app_preflight = await preflight(gateway, "/v1/chat/completions", APP)
         assert (app_preflight.status_code, ALLOWED in app_preflight.headers) == (401, False)

@@ -557,7 +557,7 @@ class Notes(Meter):
         )
 
 
-async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
+async def test_each_request_reaches_the_meter(gateway: Gateway) -> None:
     notes = Notes()
     body = json.dumps(
         {
@@ -664,9 +664,7 @@ async def test_a_request_to_a_frozen_replica_is_answered_by_another(
 
 
 @pytest.mark.parametrize(("size", "has_others"), [(SMALL_BYTES + 1, True), (10, False)])
-async def test_a_request_that_no_other_replica_can_get_is_told_so(
-    size: int, has_others: bool
-) -> None:
+async def test_a_request_without_another_replica_gets_an_error(size: int, has_others: bool) -> None:
     """Because it is too large to be kept once the engine has it, or because there is no other
     replica."""
     with Gateway(stands_still=True) as gateway:

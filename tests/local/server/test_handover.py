@@ -85,7 +85,7 @@ def test_a_lock_file_that_cannot_be_written_keeps_its_owner(tmp_path: Path) -> N
         os.close(descriptor)
 
 
-async def test_a_gateway_that_lost_the_lock_is_told_once(tmp_path: Path) -> None:
+async def test_the_loss_of_the_lock_is_logged_once(tmp_path: Path) -> None:
     data_lock, lost_event, words = lock(tmp_path), asyncio.Event(), []
 
     async def end() -> None:

@@ -64,7 +64,7 @@ def test_the_bar_begins_with_the_first_download_and_ends_full(
     assert calls[-1] == ("vllm", round(816.5 * MIB), round(816.5 * MIB))
 
 
-def test_a_failure_gives_the_message_alone() -> None:
+def test_a_failed_download_gives_only_its_message() -> None:
     program = (
         "import sys; sys.stderr.write('Resolved 1 package in 1ms\\nerror: no\\n'); sys.exit(2)"
     )

@@ -72,13 +72,13 @@ def test_a_newer_version_with_other_code_is_reported_with_the_reason(
     assert "not known" in str(version_words["code_change"])
 
 
-def test_a_newer_version_with_the_same_code_is_not_told() -> None:
+def test_a_newer_version_with_the_same_code_is_not_proposed() -> None:
     words = versions(SHAPE, "1.1", change_step("1.1", RUN, "run"))
     assert words["others"] == "vllm==1.0"
     assert "other code there, and newer versions have the same" in str(words["code_change"])
 
 
-def test_no_version_is_told_where_all_have_the_same_code() -> None:
+def test_no_version_is_proposed_where_all_have_the_same_code() -> None:
     assert versions(SHAPE, "1.1") == {"no_other_code": "yes"}
 
 

@@ -696,7 +696,7 @@ def test_the_command_speaks_json_and_reads_standard_input() -> None:
     "name",
     ["healthy-vllm-0.19.1-loading", "healthy-warnings-survived", "healthy-sglang-0.5.23-graphs"],
 )
-def test_no_proof_of_failure_is_no_proof_of_health(name: str) -> None:
+def test_a_log_without_a_failure_is_not_proof_of_health(name: str) -> None:
     """Only an answer is: a server that started may be deaf, and of a start that is not over nobody
     knows how it ends."""
     code, output, _ = run(str(LOGS / f"{name}.log"))

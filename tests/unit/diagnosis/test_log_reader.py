@@ -46,7 +46,7 @@ def test_several_lines_are_read_together(excerpt: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_the_log_says_when_the_kv_cache_stands(
+def test_the_log_shows_when_the_kv_cache_is_allocated(
     log: str, before: str, allocation_line: str, warm: str
 ) -> None:
     reader = LogReader(SIGNATURES)

@@ -31,7 +31,7 @@ def test_a_record_is_equal_by_content_and_cannot_be_changed() -> None:
     assert Pair(1).counts == {}
 
 
-def test_a_copy_with_changes_computes_anew() -> None:
+def test_a_changed_copy_computes_its_properties_again() -> None:
     pair = Pair(1)
     assert pair.total == 3
     assert pair.evolve(first=5).total == 7

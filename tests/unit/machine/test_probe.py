@@ -144,7 +144,7 @@ def test_a_card_at_the_far_end_without_an_address_leaves_the_count_unknown() -> 
     ("failing_call", "reading"),
     [("nvmlDeviceGetNvLinkRemotePciInfo", "NVLink"), ("nvmlDeviceGetPciInfo", "PCI address")],
 )
-def test_links_whose_far_end_cannot_be_told_leave_the_count_unknown(
+def test_links_with_an_unreadable_far_end_leave_the_count_unknown(
     failing_call: str, reading: str
 ) -> None:
     cards = [Card("GPU-a", "A", links=[1] * 4), Card("GPU-b", "A", links=[0] * 4)]

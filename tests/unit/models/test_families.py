@@ -72,7 +72,7 @@ def delta_net(layers: int, dtype: str | None = None) -> AttentionGroup:
         ),
     ],
 )
-def test_attention_is_told_by_kind(model: str, groups: list[AttentionGroup]) -> None:
+def test_attention_layers_are_listed_by_kind(model: str, groups: list[AttentionGroup]) -> None:
     assert [group.evolve(numbers=()) for group in published_model(model).attention] == groups
 
 

@@ -127,7 +127,7 @@ def test_a_flag_that_is_in_no_plan_is_refused(item: str) -> None:
         (*OWN, "--enforce-eager"),
     ],
 )
-def test_the_end_is_the_gateways(end: tuple[str, ...]) -> None:
+def test_only_the_gateway_sets_the_end_of_a_command(end: tuple[str, ...]) -> None:
     with pytest.raises(BadFlag):
         check("--dtype=half", end=end)
 
@@ -138,7 +138,7 @@ def test_another_program_is_refused() -> None:
             check_command(SMALL, (*argv, *OWN), {}, model="m", port=8000, folder="/models")
 
 
-def test_a_spelling_of_its_own_is_known() -> None:
+def test_a_flag_in_the_spelling_of_its_engine_is_known() -> None:
     sglang = Profiles().engine(SGLANG_REF)
     check("--tp-size=2", end=("--model-path=/models/m", *OWN[1:]), engine=sglang)
     with pytest.raises(BadFlag):

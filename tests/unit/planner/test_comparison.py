@@ -146,7 +146,7 @@ def test_a_shape_is_one_row_with_all_its_engine_versions() -> None:
         assert f"{plan.engine.kind}==" in row[-1]
 
 
-def test_versions_with_other_changes_stand_apart() -> None:
+def test_versions_with_different_changes_are_listed_separately() -> None:
     best = DECISION.plans[0]
     older = best.evolve(rank=2, verdict="degraded", engine=best.engine.evolve(version="0.1.0"))
     (row,) = explain.shapes((best, older))

@@ -97,7 +97,7 @@ def test_no_form_reaches_a_context_beyond_the_models_own_limit() -> None:
     assert "one of at most 4000 as well: raise --max-context" in rejections[0].reasons[0]
 
 
-def test_a_small_lack_of_memory_is_told_by_the_difference() -> None:
+def test_a_small_lack_of_memory_is_shown_as_a_difference() -> None:
     def reason_of(share: float) -> str:
         shared_decision = make_decision(
             "2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share}

@@ -158,7 +158,7 @@ def test_the_engines_bytes_win_over_ours() -> None:
     assert best.memory.kv_bytes < forecast.memory.kv_bytes
 
 
-def test_a_refusal_is_told_in_the_engines_own_words_and_the_search_goes_on() -> None:
+def test_a_refusal_has_the_engines_own_words_and_the_search_continues() -> None:
     forecast = make_decision({})
     engine_answer = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
     decision = make_decision({make_question(forecast.plans[0]): engine_answer})

@@ -322,7 +322,7 @@ def test_a_matrix_without_any_plan_is_exit_code_3(run: Run, tmp_path: Path) -> N
     )
 
 
-def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
+def test_two_models_of_one_name_are_distinguished(run: Run, tmp_path: Path) -> None:
     folders = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -338,7 +338,7 @@ def test_the_words_of_a_model_cannot_steer_a_terminal(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "A                 B\n\\x1b[2Jx\\x0d\\x0a  \\ud800\n"
 
 
-def test_the_bar_is_the_device() -> None:
+def test_the_bar_of_memory_covers_the_whole_device() -> None:
     sizes = {
         "gpu_bytes": 100,
         "budget_bytes": 90,

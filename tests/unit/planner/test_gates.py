@@ -142,7 +142,7 @@ NO_MEDIA = '{"image": 0, "video": 0, "audio": 0}'
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -> None:
+def test_sglang_gets_flags_to_refuse_media(version: str) -> None:
     """It would open the files of this machine that a request names. Its own first request is an
     image, so it makes none."""
     ref, model = f"sglang=={version}", published_model("qwen3-vl-8b")
@@ -208,7 +208,7 @@ def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
     assert "--text-only" in single_decision.rejected[0].reasons[0]
 
 
-def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:
+def test_sglang_gets_the_embedding_flag_and_no_variables_of_vllm() -> None:
     embeds = published_model("qwen3-embedding-0.6b", "embed")
     for version in SGLANG:
         best = decide_on(machine("3090"), f"sglang=={version}", model=embeds).plans[0]

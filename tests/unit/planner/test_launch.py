@@ -68,7 +68,7 @@ def test_an_engine_that_other_machines_reach_wants_its_key_on_every_path() -> No
         assert spec.argv[:3] == ("/envs/e/bin/python", "-m", "engine")
 
 
-def test_a_launch_is_the_plan_made_concrete() -> None:
+def test_a_launch_adds_gpus_ports_and_variables_to_its_plan() -> None:
     spec = launch(
         None, SMALL.evolve(env={"A": "1", "B": "1"}), env={"B": "2"}, gpus=("GPU-0", "GPU-1")
     )

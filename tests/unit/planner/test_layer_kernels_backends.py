@@ -47,7 +47,7 @@ def test_b12x_computes_fp4_experts_on_rtx_pro_6000(
 
 
 @pytest.mark.parametrize("hardware", ["h200", "8xb200"])
-def test_b12x_is_for_12_x_alone(hardware: str) -> None:
+def test_b12x_is_only_for_compute_capability_12(hardware: str) -> None:
     decision = make_decision(
         NVFP4, hardware, "vllm==0.33.0", args={"moe-backend": "b12x"}, tensor_parallel=1
     )

@@ -22,7 +22,7 @@ def make_rejection(tp: int, verdict: str, pp: int = 1) -> Rejected:
     )
 
 
-def test_a_plan_is_told_by_the_best_one() -> None:
+def test_each_cell_of_the_matrix_shows_its_best_plan() -> None:
     (cell,) = cells(make_decision("2x3090"), ["vllm==9.9.0"])
     best = plan("2x3090")
     assert (cell.state, cell.verdict, cell.engine) == ("ok", "ok", best.engine)

@@ -69,7 +69,7 @@ def test_a_quantized_checkpoint_that_no_reader_knows_keeps_its_images() -> None:
     assert decision.plans[0].drops == ()
 
 
-def test_a_plan_for_text_alone_says_so_in_its_first_line() -> None:
+def test_a_text_only_plan_is_marked_in_its_first_line() -> None:
     model = published_model("qwen3-vl-8b")
     decision = make_decision(model, SGLANG_REF)
     assert (decision.plans, [rejection.verdict for rejection in decision.rejected]) == (
@@ -99,7 +99,7 @@ def test_flags_of_the_user_drop_media_too(args: dict[str, Any], drops: tuple[str
     assert not set(drops) & set(best.model.inputs)
 
 
-def test_a_batch_holds_all_that_a_speech_model_hears_at_once() -> None:
+def test_a_batch_holds_a_whole_recording_of_a_speech_model() -> None:
     """vLLM ends with `max_tokens_per_mm_item is larger than max_num_batched_tokens`."""
     for frames, tokens in ((1500, 8192), (9000, 9000)):
         fields = WHISPER | {"max_source_positions": frames}

@@ -60,7 +60,7 @@ def test_flags_change_the_task(args: dict[str, str], task: str) -> None:
     assert apply_overrides(published_model("qwen3-8b"), args).task == task
 
 
-def test_an_override_changes_the_limit_and_says_so() -> None:
+def test_an_override_changes_the_limit_and_is_its_reason() -> None:
     best = make_decision({"hf-overrides": '{"max_position_embeddings": 8192}'}).plans[0]
     assert best.max_model_len.value == 8192
     assert best.max_model_len.source == "max_position_embeddings in config.json or --hf-overrides"
@@ -82,7 +82,7 @@ def test_sglang_reads_the_length_beside_a_scaled_rope() -> None:
     assert context(rope_scaling=rope, max_position_embeddings=163840) == 163840
 
 
-def test_sglang_replaces_the_outer_fields_alone() -> None:
+def test_sglang_replaces_only_the_outer_fields() -> None:
     """`update` of a dictionary (get_config in hf_transformers/config.py, 0.5.23)."""
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40960}
     spec = published_model("qwen3-8b")

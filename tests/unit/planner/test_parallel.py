@@ -74,14 +74,14 @@ def parallel_refusal(spec: ModelSpec, tp: int) -> str | None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_legal_sizes_are_the_engines(name: str) -> None:
+def test_legal_sizes_equal_those_of_the_engine(name: str) -> None:
     assert {
         tp for tp in range(1, 9) if parallel_refusal(published_model(name), tp) is None
     } == SIZES[name]
 
 
 @pytest.mark.parametrize(("name", "changes", "sizes", "reason"), PROBES)
-def test_each_reason_to_refuse_is_the_engines(
+def test_each_refusal_equals_that_of_the_engine(
     name: str, changes: dict[str, Any], sizes: set[int], reason: str | None
 ) -> None:
     spec = published_model(name, None, **changes)
@@ -179,7 +179,7 @@ def test_gpus_of_different_kinds_never_share_a_model() -> None:
     assert choose_devices(host([]), 1) is None
 
 
-def test_many_gpus_are_grouped_at_once() -> None:
+def test_grouping_of_many_gpus_needs_few_steps() -> None:
     large_host = host([24] * 64, [(a, b, 18) for a in range(64) for b in range(a)])
     assert choose_devices(large_host, 8) == list(range(8))
     assert choose_devices(large_host, 16) == list(range(16))

@@ -314,7 +314,7 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
     assert [plan.pipeline_parallel.value for plan in rest] == [1, 2]
 
 
-def test_knowledge_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
+def test_a_measured_layer_split_says_nothing_of_another_split() -> None:
     spec = model_from_config(PUBLISHED["qwen3-vl-30b-a3b"])
     hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
     decision = make_decision(spec, hardware, ref)

@@ -63,7 +63,7 @@ def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:
 @pytest.mark.parametrize(
     ("has_engine", "words"), [(False, "engine profile"), (True, "can be started")]
 )
-def test_a_machine_without_engines_says_so(*, has_engine: bool, words: str) -> None:
+def test_a_machine_without_engines_is_named_as_the_cause(*, has_engine: bool, words: str) -> None:
     engines = (EngineHere(engine="vllm==1", here=False, why="no"),) if has_engine else ()
     assert words in cause(Decision(model="m", hardware="h", engines=engines))
 

@@ -164,7 +164,7 @@ def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) ->
         (("--max-num-seqs=8", "--max-model-len=4096", "--enforce-eager"), False),
     ],
 )
-def test_a_start_stands_for_smaller_limits_alone(
+def test_a_rehearsed_start_proves_only_smaller_limits(
     forecast: Plan, argv: tuple[str, ...], proven: bool
 ) -> None:
     plan = forecast.evolve(
@@ -174,7 +174,7 @@ def test_a_start_stands_for_smaller_limits_alone(
     assert is_proven(plan, answer(forecast, start)) == proven
 
 
-def test_a_refused_start_stands_for_no_smaller_one(forecast: Plan) -> None:
+def test_a_refused_rehearsal_proves_no_start(forecast: Plan) -> None:
     plan = forecast.evolve(argv=("--max-num-seqs=8",))
     settings = StartSettings(argv=("--max-num-seqs=16",))
     rehearsal = RehearsedStart(asked=settings, refused="too many", stage="graphs")

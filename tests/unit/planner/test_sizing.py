@@ -130,7 +130,7 @@ def test_a_share_of_the_user_wins_and_the_plan_names_its_cost() -> None:
 
 
 @pytest.mark.parametrize("machine", ["gb10", "h200"])
-def test_a_users_cache_size_is_the_plans_size(machine: str) -> None:
+def test_a_plan_takes_the_cache_size_of_the_user(machine: str) -> None:
     size = 8 * GIB
     args = {"kv-cache-memory-bytes": size}
     plan = make_decision("llama-3.1-8b", PROFILES.hardware(machine), args=args).plans[0]
@@ -147,7 +147,7 @@ def test_a_users_cache_size_is_the_plans_size(machine: str) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "planned"), [("8k", 8192), (1024, 1024), ("32k", 32768)])
-def test_a_context_that_is_asked_for_is_the_context(tokens: object, planned: int) -> None:
+def test_a_plan_has_the_requested_context(tokens: object, planned: int) -> None:
     machine = PROFILES.hardware("3090")
     best = make_decision("llama-3.1-8b", machine, context=tokens).plans[0]
     assert best.max_model_len.value == planned

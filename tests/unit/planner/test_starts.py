@@ -169,7 +169,7 @@ def test_the_start_that_waits_longest_goes_first_even_if_it_needs_more_gpus() ->
     assert block_of(pair_start, waiting=(single_start,)) is None
 
 
-def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
+def test_a_second_copy_of_an_unproven_plan_waits_for_the_first() -> None:
     second = start("m-r1", "G1", shape="plan")
     words = Blocked("m", "is started for the first time with this plan")
     assert block_of(second, holder("m-r0", "G0", shape="plan")) == words
@@ -351,7 +351,7 @@ def test_a_plan_that_finds_too_little_is_not_started() -> None:
     assert words.startswith("GPU 0 has 20.00 GiB free, and the plan takes 20.50 GiB")
 
 
-def test_memory_that_is_the_hosts_is_not_read() -> None:
+def test_shared_memory_is_not_read_as_gpu_memory() -> None:
     machines = {name: machine(name) for name in ("2x3090", "gb10")}
     assert len(readings(machines["2x3090"], [gpu.uuid for gpu in machines["2x3090"].gpus])) == 2
     assert not readings(machines["gb10"], [gpu.uuid for gpu in machines["gb10"].gpus])

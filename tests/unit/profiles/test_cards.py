@@ -43,7 +43,7 @@ def test_every_card_of_every_snapshot_is_described(name: str) -> None:
         assert links <= {card.nvlinks}
 
 
-def test_no_card_stands_twice() -> None:
+def test_each_card_is_listed_once() -> None:
     assert len(NAMES) == len(set(NAMES))
 
 
@@ -76,7 +76,7 @@ def test_figures_are_in_their_units(card: Card) -> None:
         assert card.nvlink_gb_s / card.nvlinks in (14.0625, 25, 50)
 
 
-def test_cards_of_one_name_are_told_by_their_memory() -> None:
+def test_cards_of_one_name_are_distinguished_by_their_memory() -> None:
     assert TABLE.card("NVIDIA GeForce RTX 3060", 12288 * MIB) is not None
     assert TABLE.card("NVIDIA GeForce RTX 3060", 8192 * MIB) is None
     # ECC off: more memory, the same card.

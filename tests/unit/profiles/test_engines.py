@@ -317,7 +317,7 @@ def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
     }
 
 
-def test_versions_told_by_differences_are_considered_only_where_they_are_named() -> None:
+def test_versions_described_by_differences_are_planned_only_by_name() -> None:
     assert {"vllm==0.20.2", "vllm==0.28.0"} <= {*ASKED}
     assert not {engine.ref for engine in PROFILES.engines(device="cuda")} & {*ASKED}
     assert [engine.ref for engine in PROFILES.engines(("vllm==0.28.0",), device="cuda")] == [

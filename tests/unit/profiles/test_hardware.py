@@ -198,7 +198,7 @@ def test_boards_with_switches_join_every_pair(name: str, nvlinks: int) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in WITH_GPUS if "GeForce" in machine(name).gpus[0].name]
 )
-def test_geforce_cards_reach_each_other_over_the_host_alone(name: str) -> None:
+def test_geforce_cards_reach_each_other_only_through_the_host(name: str) -> None:
     assert {(link.nvlinks or 0, link.p2p) for link in machine(name).links} <= {(0, False)}
 
 

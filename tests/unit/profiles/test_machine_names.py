@@ -107,7 +107,7 @@ def test_an_unknown_name_is_refused_with_a_near_one() -> None:
         PROFILES.hardware("2x2060")
 
 
-def test_a_gpu_of_the_hosts_memory_stands_alone() -> None:
+def test_a_gpu_with_shared_memory_joins_no_other_gpu() -> None:
     with pytest.raises(BadRequest, match="Several machines are written"):
         PROFILES.hardware("gb10+4090")
 

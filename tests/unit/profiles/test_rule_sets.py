@@ -41,7 +41,7 @@ def test_shipped_rules_are_valid_and_equal_without_the_check(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_sources_stand_beside_the_rules(name: str) -> None:
+def test_rules_get_their_sources_from_the_file_next_to_them(name: str) -> None:
     ref, _, stem = name.partition("/")
 
     def keys(value: Any) -> set[str]:

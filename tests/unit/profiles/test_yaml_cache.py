@@ -34,7 +34,9 @@ def test_a_kept_document_is_read_without_the_file(rules: Path, tmp_path: Path) -
     assert list((tmp_path / "made").iterdir()) == [tmp_path / "made" / CACHE]
 
 
-def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
+def test_only_the_first_document_is_cached_when_only_it_is_read(
+    rules: Path, tmp_path: Path
+) -> None:
     first_documents = Documents(tmp_path / CACHE)
     assert first_documents.first(rules) == {"a": 1}
     first_documents.save()
@@ -46,7 +48,7 @@ def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
     assert Documents(tmp_path / CACHE).read(rules) == [{"a": 1}, {"b": [2, "x"]}]
 
 
-def test_a_file_that_changed_is_read_anew(rules: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(rules: Path, tmp_path: Path) -> None:
     first_documents = Documents(tmp_path / CACHE)
     first_documents.read(rules)
     first_documents.save()

@@ -143,7 +143,7 @@ MIRROR = "fitserve.db.mirror"
     ],
 )
 @pytest.mark.parametrize("part", range(4))
-def test_bytes_that_changed_anywhere_are_harmless_or_told(
+def test_damaged_bytes_of_the_database_are_repaired_or_reported(
     tmp_path: Path,
     killed_files: tuple[dict[str, bytes], list[object]],
     victims: tuple[str, ...],

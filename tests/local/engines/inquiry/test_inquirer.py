@@ -109,7 +109,7 @@ def test_answers_before_the_limit_are_kept_and_asked_for_once(
     assert count.read_text() == "\n"
 
 
-def test_another_environment_is_asked_anew(
+def test_another_environment_is_asked_again(
     install: Callable[[str], Inquirer], tmp_path: Path
 ) -> None:
     say = '#!/bin/sh\necho \'{"question": 0, "refused": "%s"}\'\n'

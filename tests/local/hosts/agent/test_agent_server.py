@@ -98,7 +98,7 @@ async def test_other_calls_are_answered_while_a_document_is_unpacked(
         assert (await asking)["answer"] == "done"
 
 
-async def test_few_documents_are_in_memory_at_once(tmp_path: Path) -> None:
+async def test_few_documents_are_in_memory_at_the_same_time(tmp_path: Path) -> None:
     most = agent_server._MAX_UNPACKED_DOCUMENTS
     document_count, release_event = 0, asyncio.Event()
     is_full, excess = asyncio.Event(), asyncio.Event()

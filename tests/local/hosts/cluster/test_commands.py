@@ -108,7 +108,7 @@ async def test_engines_that_outlive_their_supervisor_keep_the_machine(
     assert read_membership(world.data_dir) is None
 
 
-async def test_a_node_service_that_starts_anew_is_asked_for_its_engines(
+async def test_a_restarted_node_service_is_asked_for_its_engines(
     world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.host.start(world.make_spec("a1"))

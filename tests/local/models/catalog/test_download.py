@@ -254,7 +254,9 @@ def test_neither_planning_nor_downloading_loads_the_library_before_it_is_needed(
     )
 
 
-async def test_two_downloads_of_the_same_at_once_are_one(server: FakeHub, tmp_path: Path) -> None:
+async def test_two_concurrent_downloads_of_one_model_share_the_work(
+    server: FakeHub, tmp_path: Path
+) -> None:
     first, second = await asyncio.gather(fetch(server, tmp_path), fetch(server, tmp_path))
     assert first == second
     assert len([request for request in server.gets(SHARDS[0]) if request.server == "cdn"]) == 1

@@ -205,7 +205,7 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
         await listening.aclose()  # type: ignore[attr-defined]
 
 
-async def test_keys_are_told_of_by_name(tmp_path: Path) -> None:
+async def test_events_name_keys_and_never_show_them(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         wish = {"name": "root", "scopes": ["admin", "read"]}
         document = (await gateway.client.post("/admin/keys", json=wish)).json()

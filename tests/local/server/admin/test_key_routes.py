@@ -105,7 +105,7 @@ async def test_keys_outlive_the_gateway_and_its_database(tmp_path: Path) -> None
         assert (await server.client.get("/healthz")).status_code == 200
 
 
-async def test_the_digests_alone_are_kept(tmp_path: Path) -> None:
+async def test_only_digests_of_keys_are_stored(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (server, _):
         key = await make(server, "app")
     files = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
@@ -114,7 +114,7 @@ async def test_the_digests_alone_are_kept(tmp_path: Path) -> None:
     assert key.removeprefix("fs-").encode() not in files
 
 
-async def test_nobody_is_locked_out(tmp_path: Path) -> None:
+async def test_the_last_admin_key_cannot_be_removed(tmp_path: Path) -> None:
     async with running(tmp_path, unused_script) as gateway:
         first_answer = await gateway.client.post("/admin/keys", json={"name": "app"})
         assert first_answer.status_code == 409

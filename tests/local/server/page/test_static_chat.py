@@ -298,7 +298,7 @@ def test_settings_of_a_chat_are_sent_and_kept_until_it_is_cleared(
         assert tab.evaluate("Object.keys(localStorage)") == []
 
 
-def test_a_message_is_written_anew_and_an_answer_asked_for_again(
+def test_a_message_is_rewritten_and_its_answer_requested_again(
     tmp_path: Path, browser: Browser
 ) -> None:
     talker = Talker()

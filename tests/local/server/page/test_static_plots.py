@@ -200,7 +200,7 @@ def test_usage_of_each_day_is_a_plot_by_model_and_by_key(tmp_path: Path, browser
         expect(tip).to_contain_text("no key 4,000")
 
 
-def test_a_value_alone_is_a_point(tmp_path: Path, browser: Browser) -> None:
+def test_a_single_value_is_drawn_as_a_point(tmp_path: Path, browser: Browser) -> None:
     """Between values that are missing there is no line."""
     times = [1_000_000.0 - 5 * step for step in range(119, -1, -1)]
     points: list[dict[str, Any]] = [{"at": at, "models": {}} for at in times]

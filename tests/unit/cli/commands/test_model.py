@@ -45,7 +45,7 @@ def test_a_new_phase_gives_a_line_with_its_times_and_no_line_comes_twice_in_a_ro
     ]
 
 
-def test_a_long_phase_is_told_from_time_to_time_unless_nothing_is_new() -> None:
+def test_a_long_phase_is_reported_at_intervals_if_it_changed() -> None:
     reports = WaitReports("m")
     assert reports.line(view("loading", "load", elapsed_s=1.0), 0.0)
     assert not reports.line(view("loading", "load", elapsed_s=9.0), 8.0)

@@ -133,7 +133,7 @@ def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
     assert (driver.state, VLLM_REF in driver.finding) == ("fail", True)
 
 
-def test_a_machine_is_told_why_it_is_in_no_cluster(tmp_path: Path) -> None:
+def test_a_machine_outside_a_cluster_gets_the_reason(tmp_path: Path) -> None:
     def row(kind: Literal["process", "cluster"]) -> MachineCheck | None:
         settings = Settings(
             data_dir=tmp_path, host_kind=kind, hf_endpoint="http://127.0.0.1:9", port=0

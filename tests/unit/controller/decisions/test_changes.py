@@ -150,13 +150,13 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
     assert is_finished == new
 
 
-def test_a_change_that_the_engine_does_not_see_starts_nothing_anew() -> None:
+def test_a_change_that_the_engine_does_not_see_restarts_nothing() -> None:
     assert not may_need_restart(wish(), wish(policy={"wait_s": 5}, check=False))
     assert may_need_restart(wish(), wish(policy={"allow_remote_code": True}))
     assert may_need_restart(wish(), wish(max_context=5))
 
 
-def test_the_same_on_other_gpus_is_the_same_start() -> None:
+def test_a_plan_on_other_gpus_of_one_kind_is_the_same_start() -> None:
     first_plan = plan()
     assert starts_same_engine(first_plan.evolve(gpus=("GPU-x",) * len(first_plan.gpus)), first_plan)
     assert not starts_same_engine(first_plan.evolve(gpus=(*first_plan.gpus, "GPU-x")), first_plan)

@@ -199,7 +199,7 @@ def test_models_leave_in_order_of_priority_and_use() -> None:
     ]
 
 
-def test_nobody_leaves_while_another_one_does() -> None:
+def test_no_model_leaves_while_another_one_leaves() -> None:
     decision = moves(
         unloaded_model("x", waited_s=1, has_plan=False, must_evict=(("a", 0),)),
         serves("a"),

@@ -91,7 +91,7 @@ def test_a_core_is_frozen_when_clients_wait_and_the_smallest_request_gets_no_ans
 
 
 @pytest.mark.parametrize(("core_cpu", "metrics"), [(1.0, "m"), (0.0, None)])
-def test_a_core_that_works_or_of_which_nothing_is_known_stands_not(
+def test_a_busy_core_or_an_engine_without_metrics_is_not_frozen(
     core_cpu: float, metrics: object
 ) -> None:
     """A long prefill, a kernel that is built; an engine that tells no metrics."""

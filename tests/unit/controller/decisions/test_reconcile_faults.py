@@ -69,7 +69,7 @@ def test_the_state_says_when_the_next_start_is() -> None:
     assert "The engine was killed" in rest.reason
 
 
-def test_ten_good_minutes_begin_the_back_off_anew() -> None:
+def test_ten_good_minutes_reset_the_back_off() -> None:
     early = [failed_attempt(number, START) for number in range(6)]
     good = failed_attempt(6, START + 2000, ready_at=START + 1400)
     assert act([*early, good], START + 2001) == MakePlan()

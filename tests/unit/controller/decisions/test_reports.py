@@ -108,7 +108,7 @@ def test_a_changed_model_is_reported(
     assert kinds(before, after) == expected
 
 
-def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
+def test_a_change_is_reported_at_its_beginning_and_when_it_is_given_up() -> None:
     change = Change(wish=wish(min_context=7), generation=1, at=NOW)
     model_in_change = model(change=change)
     model_without_plan = model(change=change.evolve(refused="no plan"))
@@ -182,7 +182,7 @@ def test_the_copy_that_leaves_is_named_among_several() -> None:
     assert event.words == "Copy 2 of m is unloaded: it makes room for b."
 
 
-def test_a_start_goes_on_where_it_was_told_to_be() -> None:
+def test_a_start_is_reported_from_the_phase_that_was_shown_last() -> None:
     reported_milestones = ReportedMilestones()
     reported_milestones.note(1, milestone_of_event("plan.chosen"))
     assert kinds(OLD, model(ReportedReplica(0, (ready(),), watched=1)), reported_milestones) == [

@@ -87,7 +87,7 @@ def snapshot(
     return folder
 
 
-async def test_a_folder_is_shown_alone(tmp_path: Path) -> None:
+async def test_an_engine_sees_only_the_folder_of_its_model(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "name"
     folder.mkdir(parents=True)
     assert await launch_mounts(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)

@@ -138,7 +138,7 @@ def test_a_failed_collective_of_one_gpu_rules_out_the_plan() -> None:
 # --- hangs: one may be the machine's ---
 
 
-def test_the_second_hang_of_a_plan_is_the_plans() -> None:
+def test_the_second_hang_counts_against_the_plan() -> None:
     plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     first_attempt = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
     assert is_environmental(judge(first_attempt, HANG, (), 10.0))

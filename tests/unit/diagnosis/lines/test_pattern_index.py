@@ -36,7 +36,9 @@ PATTERNS = [
         (r"(?i)Frob\[7\]", ("frob[7]",)),
     ],
 )
-def test_a_needle_stands_in_each_match(pattern: str, expected: tuple[str, ...]) -> None:
+def test_each_match_contains_the_needle_of_its_pattern(
+    pattern: str, expected: tuple[str, ...]
+) -> None:
     assert needles(pattern) == expected
 
 

@@ -56,7 +56,7 @@ def send_request(door: Any, kind: str, *headers: bytes) -> list[Any]:
     return replies
 
 
-def test_the_bearer_of_the_key_comes_in_and_nobody_else(door: Any) -> None:
+def test_only_requests_with_the_key_reach_an_engine(door: Any) -> None:
     assert send_request(door, "http", f"Bearer {KEY}".encode()) == ["in"]
     assert send_request(door, "websocket", f"Bearer {KEY}".encode()) == ["in"]
     for values in (
@@ -83,7 +83,7 @@ def test_an_engine_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "command", [("python3", "server.py", "x"), ("python3", "-m", "a'b"), ("python3", "-m", "")]
 )
-def test_a_command_that_is_no_module_has_no_door(command: tuple[str, ...]) -> None:
+def test_a_command_without_a_module_gets_no_authentication_layer(command: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="no place for a door"):
         wrap_command(command, "KEY")
     with pytest.raises(ValueError, match="no place for a door"):

@@ -30,7 +30,7 @@ def test_a_limit_is_a_number_or_an_object_with_a_count(
     assert media_limit({flag: json.dumps(limits)}, "image") == images
 
 
-def test_text_alone_is_no_media() -> None:
+def test_a_text_only_flag_allows_no_media() -> None:
     assert media_limit({"language-model-only": True}, "image") == 0
     assert media_limit({"language-model-only": "true"}, "video") == 0
     assert media_limit({"language-model-only": False}, "image") is None

@@ -105,7 +105,7 @@ def test_whole_experts_of_the_user_keep_layouts_with_ranks_for_them() -> None:
     assert sizes(Layouts(2), {"enable-expert-parallel": 1})[0] == (1, 1, False)
 
 
-def test_groups_of_the_user_are_the_layout() -> None:
+def test_the_layout_has_the_groups_of_the_user() -> None:
     assert sizes(Layouts(8), {"data-parallel-size": 8}) == [(1, 8, True)]
     assert sizes(Layouts(8), {"data-parallel-size": 4}) == [(1, 4, True), (2, 4, True)]
     layout_args: dict[str, Scalar] = {"data-parallel-size": 2, "tensor-parallel-size": 4}

@@ -27,7 +27,7 @@ def test_a_line_and_all_together_have_an_end() -> None:
         [*output.add_output(b"x" * 5)]
 
 
-def test_a_failure_is_told_in_the_last_words() -> None:
+def test_a_failed_inquiry_reports_its_last_lines() -> None:
     output = InquiryOutput()
     assert "it printed nothing" in output.exit_error(1).message
     output.add_error_output(b"Traceback\n  File x\nImportError: no such thing\n\n")

@@ -80,7 +80,7 @@ def test_the_memory_of_more_graphs_is_counted() -> None:
     assert more.memory.kv_tokens < usual.memory.kv_tokens
 
 
-def test_the_users_limit_of_tokens_is_the_cache() -> None:
+def test_the_token_limit_of_the_user_sets_the_cache() -> None:
     plan = make_plan("h200", args={"max-total-tokens": 4096})
     assert plan.memory.kv_tokens == plan.max_model_len.value == 4096
     assert plan.memory.kv_bytes == 4096 * plan.memory.kv_bytes_per_token

@@ -163,7 +163,7 @@ def test_the_pool_has_a_measured_size(model: str, changes: dict[str, Any], count
     assert plan.memory.kv_tokens == pytest.approx(counted, rel=0.005)
 
 
-def test_the_pool_is_the_share_without_weights() -> None:
+def test_the_pool_of_sglang_is_its_share_without_the_weights() -> None:
     full = AttentionGroup(kind="full", layers=32, heads=32, kv_heads=8, head_dim=128)
     tokens = kv_tokens(MEMORY[NEWEST_SGLANG], [full], 8 * GIB, tp=1, element_bytes=2)
     assert tokens == 8 * GIB // (32 * 8 * 256 * 2)

@@ -210,7 +210,7 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
 # --- overrides and unknowns ---
 
 
-def test_a_forced_backend_stands_alone() -> None:
+def test_a_forced_backend_is_the_only_candidate() -> None:
     assert choose(NEWEST_VLLM, "8.6", forced_name="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
     assert choose(NEWEST_VLLM, "8.6", forced_name="auto").backend == "FLASH_ATTN"
     choice = choose(NEWEST_VLLM, "8.6", forced_name="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
@@ -361,7 +361,7 @@ def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "FLASH_ATTN"), ("float16", None)])
-def test_an_fp8_cache_of_a_float16_model_is_nothing_for_flash_attention(
+def test_flash_attention_refuses_an_fp8_cache_of_a_float16_model(
     dtype: str, backend: str | None
 ) -> None:
     """As an H200 said when it was tried."""

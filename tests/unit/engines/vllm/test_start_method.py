@@ -11,7 +11,7 @@ from tests.support.makers import engine
 VLLM = engine(user_env=(VARIABLE,))
 
 
-def test_vllm_is_told_to_fork() -> None:
+def test_vllm_gets_the_variable_that_lets_it_fork() -> None:
     choice = start_method(VLLM, {}, "LlamaForCausalLM")[VARIABLE]
     assert choice.value == "fork"
     assert "import" in choice.reason

@@ -59,7 +59,7 @@ def test_the_document_asks_for_these_gpus() -> None:
         ),
     ],
 )
-def test_anything_else_is_nonsense(line: bytes) -> None:
+def test_an_answer_in_another_form_is_refused(line: bytes) -> None:
     with pytest.raises(HostError, match="invalid answer"):
         read_measurement([line], 2)
 

@@ -88,7 +88,7 @@ def test_a_damaged_repository_is_listed_with_its_bytes_and_can_be_removed(
     assert (whole / "snapshots" / NEW / "model.safetensors").read_bytes() == SHARED
 
 
-def test_a_whole_cache_is_read_by_the_library_alone(tmp_path: Path) -> None:
+def test_the_library_reads_a_whole_cache(tmp_path: Path) -> None:
     repository(tmp_path)
     (tmp_path / "models--org--empty").mkdir()
     info, missing = scan_cache(tmp_path)

@@ -187,7 +187,7 @@ def test_a_structure_replaces_the_guess_and_names_unknown_parts() -> None:
 
 
 @pytest.mark.parametrize("term", ["__import__('os')", "hidden_size.__class__()", "[1]", "f(i)"])
-def test_a_term_is_no_program(term: str) -> None:
+def test_terms_of_structures_cannot_run_code(term: str) -> None:
     rows = [{**ROWS[0], "k": term}]
     with pytest.raises(BadModel):
         make_value(CONFIG, rows=rows)

@@ -166,7 +166,7 @@ def worth(plan: Plan, inputs: PlanningInput) -> float:
     network=st.sampled_from([FAST, SLOW]),
     goal=st.sampled_from(GOALS),
 )
-def test_a_node_more_takes_no_plan_away(
+def test_another_node_removes_no_plan(
     model: str, machines: list[str], more: str, network: Network, goal: str
 ) -> None:
     """The best worth of all plans never falls."""

@@ -73,7 +73,7 @@ def test_only_the_first_node_of_vllm_answers_requests(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", SGLANG)
-def test_the_nodes_of_sglang_differ_in_their_rank_alone(version: str) -> None:
+def test_the_nodes_of_sglang_differ_only_in_their_rank(version: str) -> None:
     engine = PROFILES.engine(f"sglang=={version}")
     for plan in spans(decide_over(engine, ["2x3090", "2x3090"])[0]):
         first, second = launch(plan, engine).nodes

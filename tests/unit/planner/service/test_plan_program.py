@@ -72,7 +72,7 @@ def test_a_decision_that_is_longer_than_any_is_an_error_in_its_place() -> None:
         (TypeError("a mistake"), "", "TypeError: a mistake"),
     ],
 )
-def test_every_error_is_told_in_few_words(error: Exception, kind: str, says: str) -> None:
+def test_every_error_of_the_plan_program_is_short(error: Exception, kind: str, says: str) -> None:
     answer, *_ = run_program(raising(error))
     assert answer.error is not None
     assert answer.error["class"] == kind

@@ -53,7 +53,7 @@ def test_starts_that_were_cut_off_too_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["withdrawn", "host_error", "download", "stalled"])
-def test_an_obstructed_start_is_planned_anew(kind: str) -> None:
+def test_an_obstructed_start_is_planned_again(kind: str) -> None:
     assert (
         interrupted_plan(
             [
@@ -65,7 +65,7 @@ def test_an_obstructed_start_is_planned_anew(kind: str) -> None:
     )
 
 
-def test_a_model_that_stopped_or_failed_by_itself_is_planned_anew() -> None:
+def test_a_model_that_stopped_or_failed_by_itself_is_planned_again() -> None:
     assert interrupted_plan([]) is None
     assert interrupted_plan([ended_attempt(SERVED, None, ready=True)]) is None
     assert interrupted_plan([ended_attempt(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None

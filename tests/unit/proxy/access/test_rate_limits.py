@@ -50,7 +50,7 @@ def test_a_client_that_waits_as_long_as_it_was_told_is_let_in(
     account.admit("openai", at + wait_s + 1e-6)
 
 
-def test_requests_at_once_come_back_and_minutes_do_not() -> None:
+def test_an_ended_request_frees_its_slot_but_not_its_minute() -> None:
     limiter, key = RateLimiter(), limited_key(in_flight=1, requests_per_minute=2)
     first = limiter.admit(key, "openai", 0.0)
     assert first is not None

@@ -155,7 +155,7 @@ def test_a_client_that_brings_enough_keeps_the_room_and_the_waiting_one_is_told_
     assert isinstance(victim.refusal, Busy)
 
 
-def test_nobody_is_hurried_while_nobody_waits() -> None:
+def test_slow_bodies_have_their_full_time_while_no_body_waits() -> None:
     budget = BodyBudget(16 * MIB, 120)
     body = Body(budget)
     body.read(MIB)

@@ -106,7 +106,7 @@ def test_another_scheme_and_a_path_are_refused(medium: str, field: str) -> None:
         hosts(json.dumps(content({"type": "x", field: medium})).encode())
 
 
-def test_a_request_names_so_many_hosts() -> None:
+def test_the_number_of_media_hosts_of_a_request_is_limited() -> None:
     parts = [{"type": "image_url", "image_url": f"https://h{n}.example/"} for n in range(40)]
     with pytest.raises(BadRequest, match="40 hosts"):
         hosts(json.dumps(content(*parts)).encode())

@@ -29,7 +29,7 @@ def test_the_name_changes_and_no_length_does() -> None:
 @pytest.mark.parametrize(
     "text", ['"reasoning_content":', 'a "reasoning_content": "b"', "reasoning_content", '"']
 )
-def test_a_text_about_the_name_stays(text: str) -> None:
+def test_a_text_that_contains_the_name_of_the_field_is_unchanged(text: str) -> None:
     whole = compact({"content": text})
     assert rename_thoughts(whole) == (whole, b"")
 

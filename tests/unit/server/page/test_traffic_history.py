@@ -37,7 +37,7 @@ def test_a_point_counts_events_since_the_previous_one() -> None:
     assert flow["first_p50_s"] == pytest.approx(FIRST_BYTES[0] / 2)
 
 
-def test_counts_that_were_lost_are_no_rate_below_nothing() -> None:
+def test_lost_counts_never_give_a_negative_rate() -> None:
     traffic = TrafficHistory()
     traffic.add(make_samples(10, 1000, fast=5), 1.0)
     point = traffic.add(make_samples(4, 100), 2.0)

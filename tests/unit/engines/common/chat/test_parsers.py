@@ -49,7 +49,7 @@ def taught(
         ("{{ bos_token }}", "llama", NO_PARSER, NO_PARSER),
     ],
 )
-def test_tool_calls_are_told_by_the_template(
+def test_the_template_decides_the_parser_of_tool_calls(
     template: str, model_type: str, vllm: str, sglang: str
 ) -> None:
     model = taught(template, model_type)
@@ -67,7 +67,7 @@ def test_tool_calls_are_told_by_the_template(
         ("<|channel|>analysis", "openai_gptoss"),
     ],
 )
-def test_thoughts_are_told_by_the_template(template: str, parser: str) -> None:
+def test_the_template_decides_the_parser_of_thoughts(template: str, parser: str) -> None:
     assert (
         TABLE.writing(taught(template)).reasoning_parser(PROFILES.engine(VLLM_REF)).value == parser
     )

@@ -57,7 +57,7 @@ def test_tools_and_thoughts_follow_from_the_template_of_the_user(
     assert template.digest_in(plan.argv) == GIVEN.digest
 
 
-def test_an_engine_that_takes_none_is_no_plan() -> None:
+def test_an_engine_without_chat_templates_gives_no_plan() -> None:
     without = engine(
         flags={name: flag for name, flag in engine().flags.items() if name != "chat-template"}
     )

@@ -135,7 +135,7 @@ def test_0_18_computes_fp8_with_marlin_where_the_gpu_has_no_fp8() -> None:
 # --- overrides ---
 
 
-def test_a_forced_backend_stands_alone() -> None:
+def test_a_forced_backend_is_the_only_candidate() -> None:
     choice = wna16("0.26.0", "8.6", k=4096, n=4096, group=128, forced_backend="machete")
     assert choice.status == "none"
     assert [refusal.kernel for refusal in choice.refusals] == ["MacheteLinearKernel"]

@@ -37,7 +37,7 @@ def vocabularies(model: BuiltModel) -> int:
     return sum(tensor.shard == "vocab" for tensor in model.other_tensors)
 
 
-def test_one_stage_is_the_model() -> None:
+def test_a_single_pipeline_stage_equals_the_model() -> None:
     whole = build(published_model("llama-3.1-8b"))
     assert stage(whole, NEWEST, NEWEST_KIND, "LlamaForCausalLM", 1) is whole
 

@@ -19,7 +19,7 @@ VERSIONS = (
 
 
 @pytest.mark.parametrize("ref", VERSIONS)
-def test_each_version_is_told_by_its_own_flags(ref: str) -> None:
+def test_each_version_gets_adapters_by_its_own_flags(ref: str) -> None:
     plan, without = make_plan(ref, SQL), make_plan(ref)
     ranks = {item for item in plan.argv if item.startswith(("--max-lora-rank", "--max-loras"))}
     flags = (

@@ -154,7 +154,7 @@ def test_series_of_one_name_are_added_up() -> None:
     assert sum_series(text, {"one": "a_total", "two": "b", "three": "c"}) == {"one": 3.5, "two": 4}
 
 
-def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
+def test_a_restarted_or_idle_engine_gives_no_served_speed() -> None:
     whole = {"requests": 4.0, "between": 996.0, "between_s": 9.0, "written": 1000.0, "steps": 500.0}
     assert traffic_between({}, whole) is not None
     assert traffic_between({"requests": 5.0}, whole) is None
@@ -175,7 +175,7 @@ def test_a_load_is_compared_with_its_expectation(
     assert load_ratios[figure] == pytest.approx(part, rel=0.1)
 
 
-def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
+def test_single_requests_give_the_time_to_the_first_token() -> None:
     lone_ratios = ratios(PLAN, serve(1, 0.5, prompt=1500), clock())
     assert lone_ratios["first_token_2k_s"] == pytest.approx(2, rel=0.1)
     assert "first_token_2k_s" not in ratios(PLAN, serve(8, 0.5, prompt=1500), clock())

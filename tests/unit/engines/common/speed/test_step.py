@@ -76,7 +76,7 @@ def test_few_requests_read_few_experts() -> None:
         "gpt-oss-20b",
     ],
 )
-def test_more_of_anything_takes_longer(name: str) -> None:
+def test_larger_batches_prompts_and_contexts_take_longer(name: str) -> None:
     whole = work(name)
     clock = StepClock(whole, H100, TABLE)
     base, prompt = clock.decode_s(32, 1000), clock.prompts_s(1, 4000, 8192)

@@ -1,5 +1,5 @@
-"""The door before a real engine whose endpoints for development are open: no path of it answers
-anybody without the key."""
+"""Authentication before a real engine with open development endpoints: no path answers without the
+key."""
 
 from __future__ import annotations
 

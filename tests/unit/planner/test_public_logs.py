@@ -1,5 +1,4 @@
-"""Public reports of starts that engines refused or that ran short, and sizes that public logs name,
-as plans must foresee them.
+"""Refusals, shortages and sizes in public logs of engines, which plans must foresee.
 
 Each outcome is the report's own, and holds for the engine's code of the planned version. Figures of
 memory are those of the engines' logs of 2026: weights within 2 %, the KV cache within 10 %. Where a

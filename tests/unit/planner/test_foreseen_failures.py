@@ -1,5 +1,5 @@
-"""Five failures that users reported, which the planner must foresee; each with cases beside it that
-must stay possible.
+"""Five failures that users reported and the planner must foresee, each with similar cases that must
+stay possible.
 
 Where something was never run on that hardware, the plan says "predicted".
 """
@@ -141,7 +141,7 @@ GPT_OSS_CT = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4-ct"])
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_packed_mxfp4_experts_of_2880_load_and_would_crash(tp: int) -> None:
+def test_packed_mxfp4_experts_with_2880_inputs_are_refused_before_they_crash(tp: int) -> None:
     hardware = {1: "rtx-pro-6000", 2: "2x4090", 4: "4x3090"}[tp]
     decision = make_decision(GPT_OSS_CT, hardware, "vllm==0.18.0", tensor_parallel=tp)
     assert not decision.plans

@@ -1,5 +1,5 @@
-"""benchmarks/published.yaml and experts.yaml: measurements and set-ups of others are whole,
-sourced, and possible on the cards that they name."""
+"""Measurements and set-ups of other people in benchmarks/published.yaml and experts.yaml: each is
+complete, has a source, and is possible on the cards that it names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_model_and_the_card_are_known(measured: Measured) -> None:
     assert is_shipped(measured.config)
 
 
-def test_no_published_figure_stands_twice() -> None:
+def test_each_published_figure_is_listed_once() -> None:
     rows = [
         case.model_copy(update={"figures": (figure,), "note": ""})
         for case in MEASURED

@@ -1,5 +1,5 @@
-"""The commands of README.md and docs/ run, against a whole gateway with scripted engines. Commands
-that cannot run here are named, with the reason."""
+"""Commands of README.md and docs/ run against a whole gateway with scripted engines. Those that
+cannot run here are listed with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and tests that documents and comments name are there: a rename that forgets a mention fails
+"""Files and tests that documents and comments mention exist; a rename without its mentions fails
 here."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_each_named_file_exists(name: str) -> None:
 def test_a_missing_test_is_reported() -> None:
     mentions = TEST.findall(
         f"`{Path(__file__).relative_to(ROOT)}::test_nobody_wrote` and"
-        f" `tests/unit/test_mentions.py::{NAMED}`"
+        f" `tests/unit/test_mentioned_files.py::{NAMED}`"
     )
     assert [name in functions_of(path) for path, name in mentions] == [False, True]
 

@@ -1,4 +1,4 @@
-"""The storm of kills counts a made-up loss, orphan and twin: its zeros can fail."""
+"""The ledger of the kill storm finds a made-up loss, orphan and twin, so its zeros can fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ledger_of_two() -> Ledger:
     return ledger
 
 
-def test_a_state_that_agrees_is_no_loss() -> None:
+def test_a_state_that_agrees_with_its_orders_is_not_a_loss() -> None:
     state: dict[Entry, list[Order]] = {MODEL: [ModelOrder(512)], KEY: [KeyOrder()]}
     assert ledger_of_two().losses(state) == []
     assert ledger_of_two().count == 2

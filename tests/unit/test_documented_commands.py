@@ -1,5 +1,5 @@
-"""Every command in README.md and docs/ is one that the program takes, and every command that a
-message names is there."""
+"""Commands in README.md and docs/ are accepted by the program, and commands that messages name
+exist."""
 
 from __future__ import annotations
 
