@@ -194,7 +194,7 @@ def _drop_adapter_flags(engine: Engine, flags: tuple[str, ...], folder: str) -> 
             or not all(isinstance(value, str) for value in adapter.values())
         ):
             raise BadFlag(
-                f"--{flag} of {engine.ref} names an adapter as no plan does: {argument[:80]!r}.",
+                f"--{flag} of {engine.ref} names an adapter in another form than plans: {argument[:80]!r}.",
                 param="argv",
             )
         check_text(f"--{flag}", argument, param="argv")
@@ -252,7 +252,7 @@ def _check_flag(
     name = engine.flags[name].same_as or name
     is_planned = name in _PLAN_FLAGS or name in engine.api_switches
     if name in planned_args or (engine.flags[name].ours and not is_planned):
-        raise BadFlag(f"The flag --{name} is in no plan.", param="argv")
+        raise BadFlag(f"The flag --{name} is not part of any plan.", param="argv")
     if name == template.FLAG and not template.is_file_of(folder, text or ""):
         raise BadFlag(
             f"The chat template {(text or '')[:80]!r} is not a file below"

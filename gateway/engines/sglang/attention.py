@@ -285,7 +285,7 @@ def _layer_attention(
     ].causal_only:
         wrong_refusal = Refusal(
             kernel=chosen_selection.prefill,
-            reason="would answer, but wrongly: it lets no token see those after it",
+            reason="would give wrong answers: it hides later tokens from each token",
         )
         return LayerAttention(**group_facts, backend=None, status="none", refused=(wrong_refusal,))
     for part in dict.fromkeys((chosen_selection.prefill, chosen_selection.decode)):

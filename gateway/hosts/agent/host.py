@@ -158,7 +158,7 @@ class AgentHost:
         if len(packed_document) > MAX_BYTES_OF_CALL // 2:
             raise HostError(
                 "The model has too many tensors for a call to the agent.",
-                hint="fitserve plans by its own rules; nothing is to be done.",
+                hint="No action is needed: fitserve plans by its own rules.",
             )
         async with aclosing(
             self._call_agent(InquireCall(engine=engine, asked=packed_document, gpus=gpus), None)

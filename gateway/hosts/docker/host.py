@@ -228,7 +228,7 @@ class DockerHost:
         except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(
                 f"Docker broke off the answer of {engine}: {error}.",
-                hint="fitserve plans by its own rules; nothing is to be done.",
+                hint="No action is needed: fitserve plans by its own rules.",
             ) from error
         finally:
             await asyncio.shield(

@@ -367,7 +367,7 @@ class Hub:
             return self._status_error(error.response.status_code, error, repo)
         if isinstance(error, errors.OfflineModeIsEnabled):
             return HubUnreachable(
-                f"{self.shown_address} gets no request, because HF_HUB_OFFLINE is set.",
+                f"{self.shown_address} was not asked, because HF_HUB_OFFLINE is set.",
                 hint="Unset HF_HUB_OFFLINE, or give a model folder.",
             )
         if isinstance(error, OSError) and error.errno == errno.EFBIG:

@@ -37,7 +37,7 @@ def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
     if inputs.template.digest and template.FLAG not in engine.flags:
         raise Refused(
             "bad_flag",
-            f"{engine.ref} takes no chat template but the model's own",
+            f"{engine.ref} accepts only the model's own chat template",
             f"profile {engine.ref}",
         )
     gate_context(inputs)

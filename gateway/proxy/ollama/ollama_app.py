@@ -309,7 +309,7 @@ class _OllamaCall:
         """The name of a model, with or without the tag `:latest` as it is known here. Raises
         NotFound."""
         if not isinstance(name, str):
-            raise NotFound("The request names no model.", hint="See /api/tags.")
+            raise NotFound("The request names no model.", hint="GET /api/tags lists the models.")
         routes = self._plane.routes.table.models
         short_name = name.removesuffix(_DEFAULT_TAG)
         spellings = (name, short_name, short_name + _DEFAULT_TAG)
@@ -340,7 +340,9 @@ class _OllamaCall:
         except DECODE_ERRORS:
             raise BadRequest("This is not JSON.", hint="Send a JSON object.") from None
         if not isinstance(body, dict) or not isinstance(_model_name(body), str):
-            raise BadRequest("The body needs a `model`.", hint="See /api/tags.", param="model")
+            raise BadRequest(
+                "The body needs a `model`.", hint="GET /api/tags lists the models.", param="model"
+            )
         return body
 
     async def _reply_whole(self, status: int, body: Any, answer_headers: Headers) -> None:
