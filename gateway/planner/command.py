@@ -194,7 +194,8 @@ def _drop_adapter_flags(engine: Engine, flags: tuple[str, ...], folder: str) -> 
             or not all(isinstance(value, str) for value in adapter.values())
         ):
             raise BadFlag(
-                f"--{flag} of {engine.ref} names an adapter in another form than plans: {argument[:80]!r}.",
+                f"--{flag} of {engine.ref} names an adapter in another form than plans:"
+                f" {argument[:80]!r}.",
                 param="argv",
             )
         check_text(f"--{flag}", argument, param="argv")

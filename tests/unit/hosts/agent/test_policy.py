@@ -142,8 +142,14 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
         {"argv": with_flags("--lora-modules", '{"name": "a b", "path": "/models/a"}')},
         "is not below /models",
     ),
-    ({"argv": with_flags("--lora-modules", "--host=0.0.0.0")}, "names an adapter as no plan does"),
-    ({"argv": with_flags("--lora-modules", "a=/models/a")}, "names an adapter as no plan does"),
+    (
+        {"argv": with_flags("--lora-modules", "--host=0.0.0.0")},
+        "names an adapter in another form than plans",
+    ),
+    (
+        {"argv": with_flags("--lora-modules", "a=/models/a")},
+        "names an adapter in another form than plans",
+    ),
     (
         {"argv": with_flags("--lora-paths", '{"lora_name": "a", "lora_path": "/models/a"}')},
         "has no flag 'lora-paths'",

@@ -63,7 +63,7 @@ def test_an_engine_without_chat_templates_gives_no_plan() -> None:
     )
     decision = decide(spec(), machine("3090"), [without], wish(chat_template=GIVEN))
     assert not decision.plans
-    assert "takes no chat template but the model's own" in decision.rejected[0].reasons[0]
+    assert "accepts only the model's own chat template" in decision.rejected[0].reasons[0]
 
 
 @pytest.mark.parametrize(("published", "value"), [(None, "none"), ("{{ messages }}", "published")])
