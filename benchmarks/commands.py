@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "tests" / "models" / "llama-3.1-8b.json"
 PLAN = "fitserve plan of Llama-3.1-8B on 2x3090, all engine versions"
-# Of Llama-3.1-70B, beside those of the 8B.
+# Plans of Llama-3.1-70B, in addition to those of the 8B.
 LARGE = {
     "hidden_size": 8192,
     "intermediate_size": 28672,

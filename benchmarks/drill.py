@@ -52,7 +52,7 @@ SMALL: dict[str, Any] = {
 }
 # A cold start builds kernels.
 START_S = 600.0
-# Of a GPU, so that one of two models must leave for the other.
+# The share of a GPU, so that one of two models must leave for the other.
 MOST = ("--arg", "gpu-memory-utilization=0.7")
 _FOREIGN = """
 import sys, torch
@@ -417,7 +417,7 @@ def traffic(drill: Drill) -> Figures:
     }
 
 
-# With the GPUs that each needs.
+# The GPUs that each needs.
 CASES: dict[Callable[[Drill], Figures], int] = {
     alone: 1, together: 1, sleep: 1, foreign: 1, pair: 2, kill: 1, freeze: 1, replicas: 2, power: 1,
     remove_while_starting: 1,

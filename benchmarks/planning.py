@@ -52,7 +52,7 @@ MACHINES = (
     "gb10",
 )
 ENGINES = ("vllm", "sglang")
-# Of models that need several GPUs most layouts are tried: Llama-3.1-70B, Qwen3-235B-A22B,
+# Models that need several GPUs have most layouts: Llama-3.1-70B, Qwen3-235B-A22B,
 # DeepSeek-V3.
 LARGE: dict[str, dict[str, int]] = {
     "llama-3.1-8b": {

@@ -57,7 +57,7 @@ class Late(RuntimeError):
 
 class Trial:
     """The settings of all starts. gpus: numbers of nvidia-smi; none: the CPU.
-    until: by time.time()."""
+    until: the end by time.time()."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.folder: Path = asked.folder.absolute()

@@ -39,7 +39,7 @@ def duration(value: object) -> float:
         amounts = _PART.findall(text)
         if not amounts or "".join(number + unit for number, unit in amounts) != text:
             raise ValueError(
-                "a duration looks like 5m, 1h30m or 300 (seconds); 0 is immediately, -1 for ever"
+                "a duration looks like 5m, 1h30m or 300 (seconds); 0: immediately, -1: for ever"
             )
         seconds = sum(float(number) * _UNITS[unit] for number, unit in amounts)
     return ENDLESS_DURATION if negative and seconds else min(seconds, _MAX_DURATION_S)

@@ -41,7 +41,7 @@ class Question(NamedTuple):
     ep: int = 1
 
 
-# Of these models a few schemes are asked; of the first, all of them.
+# A few schemes of these models are asked, and all schemes of the first model.
 NAMES = (
     "qwen3-30b-a3b",
     "mixtral-8x7b",

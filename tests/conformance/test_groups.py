@@ -30,8 +30,8 @@ ASKED = [
     for module, versions in ((group_questions, VLLM), (sglang_group_questions, SGLANG))
     for version in versions
 ]
-# Of the bytes of weights. SGLang cuts layers without experts, and the output, by the ranks of all
-# groups, which these forecasts do not: they are too high, never too low.
+# The share of the bytes of weights. SGLang cuts layers without experts, and the output, by the
+# ranks of all groups, which these forecasts do not: they are too high, never too low.
 OVER = {"vllm": 0.0001, "sglang": 0.25}
 
 

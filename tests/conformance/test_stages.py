@@ -49,8 +49,8 @@ CLASSES = [
     for module, versions in ((pipeline_questions, VLLM), (sglang_pipeline_questions, SGLANG))
     for version in versions
 ]
-# Of the bytes of weights: norms stand on one stage only. SGLang's own layers are rounded elsewhere
-# too.
+# The share of the bytes of weights: norms stand on one stage only. SGLang's own layers are rounded
+# elsewhere too.
 EXACT = {"vllm": 0.0001, "sglang": 0.001}
 # Whole, these differ as much: test_sglang_whole_models.py.
 WHOLE = {"gemma-4-31b none", "qwen3.5-9b none", "qwen3.6-35b-a3b none", "gpt-oss-20b mxfp4"}

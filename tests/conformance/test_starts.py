@@ -25,7 +25,7 @@ from tests.support.versions import VLLM, since
 PROFILES = Profiles()
 ENGINES = [PROFILES.engine(f"vllm=={version}") for version in VLLM]
 RULES = PROFILES.rules(ENGINES)
-# Of the bytes of weights.
+# The share of the bytes of weights.
 EXACT = 0.0001
 
 

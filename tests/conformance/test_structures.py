@@ -32,7 +32,7 @@ from tests.conformance.test_families import rank_bytes
 from tests.support.published import TRAITS, model_from_config
 
 VERSION = "0.33.0"
-# Of the weights: small parameters, such as routers in float32, may be left out.
+# The share of the weights: small parameters, such as routers in float32, may be left out.
 TOLERANCE = 0.002
 BASE: dict[str, Any] = {
     "hidden_size": 48,

@@ -55,7 +55,7 @@ def _modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
 
 
 _TOKEN8 = _numbers(8, "float", "token", dynamic=True)
-# Beside those of layer_cases: fields that change bytes.
+# Fields that change bytes, in addition to those of layer_cases.
 MORE: dict[str, dict[str, Any]] = {
     "gptq-8bit": QUANTS["gptq"] | {"bits": 8, "group_size": 32},
     "gptq-channel": QUANTS["gptq"] | {"group_size": -1},

@@ -108,7 +108,7 @@ class DockerHarness:
         return inspect_container
 
     def kill_engine(self, name: str) -> None:
-        # By hands inside the container, because Docker's own would kill its init.
+        # The signal is sent inside the container, because Docker's own would kill its init.
         script = "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 9)"
         execution = self.docker.exec_create(
             container_name(name, self.instance), ["python3", "-c", script]

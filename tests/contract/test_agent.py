@@ -421,7 +421,7 @@ async def test_only_the_user_of_the_agent_may_use_its_socket(harness: AgentHarne
     assert harness.socket.stat().st_mode & 0o777 == 0o600
     if os.getuid():
         pytest.skip("only root can be somebody else")
-    # As if the file let everybody in: the agent asks Linux for the owner of the other end.
+    # The file lets everybody in: the agent asks Linux for the owner of the other end.
     for path in (harness.socket, *harness.socket.parents[:4]):
         path.chmod(0o777)
     child = os.fork()

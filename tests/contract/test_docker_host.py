@@ -725,7 +725,7 @@ async def test_a_call_that_breaks_under_way_is_made_again(
 async def test_a_docker_of_another_version_is_spoken_to_in_its_own(harness: DockerHarness) -> None:
     assert await harness.host.list() == []
     assert isinstance(harness.host, DockerHost)
-    # As if Docker had been replaced by one that does not know the version any more.
+    # Docker was replaced by one that does not know the version any more.
     for client in harness.host._docker._clients.values():
         client._version = "1.999"  # type: ignore[attr-defined]
     assert await harness.host.list() == []

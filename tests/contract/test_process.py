@@ -89,7 +89,7 @@ def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows
         number += 1
     asyncio.run(harness.host.stop(spec.name, grace_s=0))
     assert number > 40
-    # In between, the new process and the death of its parent run at the same time.
+    # The new process and the death of its parent run at the same time in between.
     assert (outcomes[0], outcomes[-1]) == (False, True)
 
 

@@ -157,7 +157,8 @@ def living_engines(node: ClusterNode) -> set[int]:
 def demo(engines: Path, folder: Path) -> Iterator[ClusterDemo]:
     """A cluster of two machines with a gateway. engines: has the environment of ENGINE.
 
-    folder: for the model. Both machines share the engine's compiled code, as the checkout does.
+    folder: the folder of the model. Both machines share the engine's compiled code, as the checkout
+        does.
     """
     model = folder / "model"
     make_model(model)

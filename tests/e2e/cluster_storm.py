@@ -119,7 +119,7 @@ class ClusterStorm:
             if victim == GATEWAY:
                 self.gateway.stop(signal.SIGKILL)
             if victim == "supervisor" and node.supervisor is not None:
-                # As systemd does.
+                # systemd does the same.
                 node.supervisor.wait(hang_s())
                 node.start()
             return victim

@@ -57,7 +57,7 @@ class ClientCounts:
 class Figures:
     """Of one run. Descriptors: before the model was added, and after it was removed again.
 
-    worker_mib: of each worker; empty where one process serves.
+    worker_mib: memory of each worker; empty where one process serves.
     """
 
     counts: ClientCounts

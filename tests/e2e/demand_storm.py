@@ -41,7 +41,7 @@ from tests.support.patience import HANG_S, hang_s
 from tests.support.sparse_weights import write_weights
 
 MODELS, PLACES, CLIENTS = 5, 2, 8
-# Of this size two fit into 80 GiB, and not three, with whatever context.
+# Two models of this size fit into 80 GiB with any context, and three do not.
 LARGE = {**LLAMA_8B, "num_hidden_layers": 60}
 _STOPS = "The gateway is stopping."
 _MOMENT_S = 1.0

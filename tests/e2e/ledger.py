@@ -71,8 +71,8 @@ class Ledger:
     def losses(self, shown_orders: Mapping[Entry, Collection[Order]]) -> list[str]:
         """The acknowledged changes that are not shown.
 
-        shown_orders: for each entry that exists, the orders that its state agrees with. An entry
-        whose change got no answer may be in either state.
+        shown_orders: the orders that the state of each existing entry agrees with. An entry whose
+        change got no answer may be in either state.
         """
         losses_of_entry = []
         for entry in sorted({*self._acknowledged, *self._unanswered, *shown_orders}):

@@ -294,9 +294,9 @@ class Served:
 class Storm:
     """Kills its victims under the writers.
 
-    failpoints: in every second round the gateway kills itself, at an effect that is chosen at
-    random. containers: engines are containers of an agent, and not processes. engine: the name of
-    a real engine; None: the scripted one.
+    failpoints: whether in every second round the gateway kills itself, at an effect that is chosen
+    at random. containers: engines are containers of an agent, and not processes. engine: the name
+    of a real engine; None: the scripted one.
     """
 
     folder: Path

@@ -52,8 +52,8 @@ def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
         "LD_PRELOAD": str(FAKETIME),
         "FAKETIME_TIMESTAMP_FILE": str(offset),
         "FAKETIME_NO_CACHE": "1",
-        # Files keep their times, as they do where a clock is set. Else each start compiles all
-        # modules anew, and leaves them stale for other tests.
+        # Files keep their times, as they do where a clock is set. Each start would
+        # compile all modules again otherwise, and leave them stale for other tests.
         "NO_FAKE_STAT": "1",
     }
     # The kernel's monotonic clock does not jump. An idle connection is kept for longer than a test
@@ -193,7 +193,7 @@ def test_a_dead_engine_is_restarted_once_at_any_clock(
     gateway.until("m", "ready")
     looks(gateway)
     assert starts(gateway) == 2
-    # Also by a gateway that was away meanwhile, which adopts running engines.
+    # A gateway that was away meanwhile does the same: it adopts running engines.
     running = engines(gateway)
     gateway.kill()
     jump(-offset)

@@ -133,7 +133,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
     assert is_refused(gateway)
     serves(gateway)
     wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"])
-    # Also for a gateway that starts now.
+    # The same holds for a gateway that starts now.
     gateway.kill()
     gateway.start()
     gateway.until("m", "ready")
@@ -277,7 +277,7 @@ def test_a_revocation_that_the_disk_does_not_take_is_reported_and_tried_again(
     gateway_with_key: tuple[Gateway, Path, str],
 ) -> None:
     gateway, disk, key = gateway_with_key
-    # Without the file there is nothing to write zeros over.
+    # Zeros cannot be written without the file.
     (gateway.data / "keys.json").unlink()
     filler = fill(disk)
     assert is_refused(gateway, length=20)

@@ -205,7 +205,7 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     mounts = {mount["Destination"]: mount for mount in container_state["Mounts"]}
     models = mounts.pop("/models")
     assert not models["RW"]
-    # Beside the weights it sees code that engines of its image and its trust have compiled, and
+    # The engine also sees code that engines of its image and its trust have compiled, and
     # nothing else.
     (compiled,) = mounts.values()
     assert (compiled["Type"], compiled["Name"].startswith("fitserve-cache-")) == ("volume", True)

@@ -69,7 +69,7 @@ async def test_a_stream_that_ends_within_the_grace_time_ends_whole(
     tmp_path: Path, processes: int
 ) -> None:
     async with stopped_under_streams(tmp_path, processes, grace_s=4 * HANG_S) as texts:
-        # By then, one that does not wait would have cut them off.
+        # A gateway that does not wait would have cut them off by then.
         await asyncio.sleep(2)
         assert not texts.done()
         (tmp_path / "hold").unlink()

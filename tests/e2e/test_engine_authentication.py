@@ -73,7 +73,7 @@ def client(
             "--enforce-eager",
             "--kv-cache-memory-bytes=200000000",
         ]
-        # In bfloat16 vLLM 0.32.0 computes attention by AMX, where the CPU has it, and leaves it to
+        # vLLM 0.32.0 computes bfloat16 attention by AMX, where the CPU has it, and leaves it to
         # oneDNN to ask Linux for that, which does so with a prompt of more than a few tokens: else
         # it ends with SIGILL.
         command += ["--dtype=float32"]

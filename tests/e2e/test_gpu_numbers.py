@@ -37,7 +37,7 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         gateway.start()
         assert gateway.until("m", "ready")["plan"]["gpus"] == [second.uuid]
         assert f"may use GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout
-        # Of a snapshot the numbers are its own, and a number that is not there is refused.
+        # The numbers of a snapshot are its own, and a missing number is refused.
         unknown_result = gateway.cli("set", "m", "--gpu", "7")
         assert (
             unknown_result.returncode != 0,

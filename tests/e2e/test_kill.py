@@ -122,8 +122,8 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
         assert (now != json_schema) == point.endswith("after"), now
 
 
-# Beside the serving one; in its place, for one GPU has no room for two; and back, for the new
-# engine says nonsense.
+# The new engine starts next to the serving one, in its place where one GPU has no room for two, and
+# back, for the new engine says nonsense.
 _CHANGES = {
     "Adopt.before": (None, []),
     "Adopt.after": (None, []),

@@ -105,7 +105,7 @@ def launch(engines: Path, model: Path) -> LaunchSpec:
     module = ("-m", "vllm.entrypoints.openai.api_server")
     flags = [
         "--tensor-parallel-size=2",
-        # In bfloat16 the attention of 0.32.0 ended by SIGILL on a virtual processor with AMX.
+        # The bfloat16 attention of 0.32.0 ended by SIGILL on a virtual processor with AMX.
         "--dtype=float32",
         "--max-model-len=512",
         "--max-num-seqs=2",

@@ -41,7 +41,7 @@ CONTEXT = {VLLM_REF: "--max-model-len", SGLANG_REF: "--context-length"}
 SEQS = {VLLM_REF: "--max-num-seqs", SGLANG_REF: "--max-running-requests"}
 # Rows that take the whole way of an inquiry too.
 INQUIRED = ("llama-3.2-1b", 12)
-# Of the refusals that a configuration may lead to, so many are triggered.
+# This many of the refusals that a configuration may lead to are triggered.
 LEAST = {VLLM_REF: 186, SGLANG_REF: 94}
 SOURCES = (VLLM_REF, SGLANG_REF)
 # Fields of published files that tests/models leaves out, and without which SGLang's code crashes.

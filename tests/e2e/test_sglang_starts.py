@@ -144,7 +144,7 @@ def test_the_engine_takes_the_flags_of_every_plan(
     answers: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
 ) -> None:
     answer = answers[engine]
-    # Of about 150 checkpoints, the others do not fit or have no kernel.
+    # The other checkpoints of about 150 do not fit or have no kernel.
     assert len({start.name for start, _ in answer}) > 75
     wrong = [
         f"{' '.join(start.name)} {' '.join(start.argv)}: {answer_row['refused']}"

@@ -24,7 +24,7 @@ from tests.support.sdk_calls import OPENAI_VECTORS, told_openai
 
 pytestmark = pytest.mark.engine
 
-# Of which 2 GiB are left free, and each of the two engines takes more than 2.
+# The gateway leaves 2 GiB of it free, and each of the two engines takes more than 2.
 RAM = 6 * GIB
 ROUNDS = 1
 

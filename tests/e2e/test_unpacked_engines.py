@@ -41,7 +41,7 @@ ASKED = {"vllm==0.19.1": (2, 1), "vllm==0.26.0": (2,), VLLM_REF: (2,), SGLANG_RE
 NO_RULES = "vllm==0.30.0"
 SOURCES = (*ASKED, NO_RULES)
 SEED = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
-# Of the published file; SGLang reads it though the layers are listed.
+# The key of the published file; SGLang reads it though the layers are listed.
 SEED["text_config"]["full_attention_interval"] = 4
 GPUS = StatedGpus("8.6", 24 << 30, 2, "NVIDIA GeForce RTX 3090")
 ENOUGH_S = 8 * HANG_S

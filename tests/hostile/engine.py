@@ -26,7 +26,7 @@ ALLOWED = {
     b"user-agent",
     b"connection",
 }
-# Of a client's words there, only the count of our own name goes on.
+# Only the count of our own name passes on from a client's words there.
 VIA = re.compile(rb"1\.1 fitserve(?:, 1\.1 fitserve)*")
 REPEATED = {b"accept", b"traceparent", b"tracestate"}
 BODY = b'{"id": "c-%08x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}'

@@ -206,7 +206,7 @@ async def test_documented_commands_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 async def _run(bench: Bench) -> AsyncIterator[str]:
-    # With the first key the gateway is closed to callers without one.
+    # The first key closes the gateway to callers without one.
     for command in sorted(runnable(), key=lambda command: command.words[0] == "keys"):
         if command.words[0] == "keys":
             await _close_access(bench, command.words[2] if command.words[1] == "add" else "")

@@ -224,7 +224,7 @@ async def test_a_busy_model_gives_memory_after_its_answers_and_plans_list_the_ta
 async def test_a_starting_model_gives_memory_and_its_taker_is_planned_meanwhile(
     tmp_path: Path,
 ) -> None:
-    # As it is planned first it would never serve. Then it waits until the other one starts.
+    # The first plan of this model would never serve. The model waits until the other one starts.
     delays = iter((3600.0, 0.0))
     world, hold = World(), tmp_path / "hold"
     hold.touch()

@@ -154,7 +154,7 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
         limiter = gateway.plane.connection_limiter
         silent = hold_connections(gateway.port, "127.0.0.2", 100)
         await until(lambda: limiter.admitted_count == 4)
-        # Of the same address nobody gets in; others do.
+        # Connections of the same address are refused; others are accepted.
         assert await health(gateway.port, local_addr=("127.0.0.2", 0)) == b""
         for _ in range(3):
             assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")

@@ -88,7 +88,7 @@ RAW: tuple[tuple[bytes, str | None], ...] = (
 )
 
 
-# Of a model, that its description does not tell.
+# Facts of a model that its description does not contain.
 CHANGES: tuple[dict[str, Any], ...] = (
     {"context": 2048},
     {"context": None},
@@ -317,7 +317,7 @@ def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
 
 def _shorter(wish: dict[str, Any], source: str) -> dict[str, Any]:
     """Every other wish for a model names one that is here, or an endpoint, and has few other
-    fields: of many together one is nearly always refused."""
+    fields: the fields to send; one of many together is nearly always refused."""
     checksum = zlib.crc32(repr(wish).encode(errors="replace"))
     if checksum % 2:
         return wish

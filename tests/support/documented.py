@@ -73,7 +73,7 @@ def foreign_commands() -> list[ShownCommand]:
     return commands
 
 
-# Of other projects, that a block without a language may begin with.
+# Programs of other projects with which a block without a language may begin.
 _PROGRAMS = ("curl ", "docker ", "systemctl ", "pip ", "python ")
 
 

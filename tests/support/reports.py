@@ -62,7 +62,7 @@ def score(
     folder: Path, signatures: Signatures, split: str | None = None, form: str | None = None
 ) -> list[tuple[dict[str, Any], str, str]]:
     """Each report of a folder that counts: its row of the index, its diagnosis, and its column.
-    form: of FORMS."""
+    form: a member of FORMS."""
     rows = []
     for case in json.loads((folder / "index.json").read_text())["logs"]:
         if case.get("old") or (

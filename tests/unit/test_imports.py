@@ -35,7 +35,7 @@ UNUSED = {
             "gateway.cli",
             "gateway.planner.service.plan_program",
             "gateway.planner.decide",
-            # Of a cluster alone.
+            # Only a cluster needs it.
             "ray",
             "gateway.hosts.cluster",
             "gateway.planner.nodes",

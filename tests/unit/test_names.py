@@ -109,8 +109,8 @@ beyond above below over under up about against along among around across beneath
 near off out outside through toward via
 it its they them this these those there such others
 """
-# Clauses without a noun within a name: "what it needs", "who asks". An infinitive is none
-# (`what_to_do`). Of the other words, each refers to a sentence before the name.
+# Clauses without a noun within a name: "what it needs", "who asks". An infinitive has a
+# noun (`what_to_do`). Each other word refers to a sentence before the name.
 INNER_CLAUSE = re.compile(
     r"_(?:what(?!_to_)|who|whom|whatever|whoever|whichever|that_it|otherwise|such|himself)(?=_|$)"
 )

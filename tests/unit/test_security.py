@@ -34,7 +34,7 @@ def routes() -> list[tuple[str, str]]:
     )
 
 
-# Beside the table of endpoints, and paths that are not a route at all: they are refused like one.
+# Paths outside the table of endpoints, and paths that are not routes: they are refused like one.
 BESIDE = (
     ("GET", "/v1/models/{id}", "inference"),
     ("GET", "/v1/responses/{id}", "inference"),

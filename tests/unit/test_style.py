@@ -61,7 +61,7 @@ EXPLANATION_FRAGMENT = re.compile(
 PRONOUN_QUESTION = re.compile(r"(?:^|[.!?:] )(Whether (?:it|they)\b.{0,60})")
 # A line of a docstring that explains a name: "size: bytes of the body".
 EXPLANATION = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): \S")
-# Behind these words a plural noun: "Ends of numbers", "Answers within the limit".
+# These words follow a plural noun: "Ends of numbers", "Answers within the limit".
 NOUN_PHRASE = re.compile(
     r"(?:as|at|behind|by|for|from|in|of|on|over|per|that|to|with|within|without|a|are|`\w+`)\b"
 )
@@ -699,7 +699,7 @@ def test_each_explanation_of_a_name_begins_with_a_noun() -> None:
         "explanation_noun",
         [
             f"{place(path, line)}: {row}"
-            for path in FILES
+            for path in sentence_files()
             for line, text in docstrings(nodes_of(path))
             for row in fragments_of_explanations(text)
         ],
@@ -711,7 +711,7 @@ def test_each_comment_begins_with_a_subject() -> None:
         "comment_subject",
         [
             f"{place(path, line)}: {text[:60]}"
-            for path in FILES
+            for path in sentence_files()
             for line, text in comments(text_of(path))
             if COMMENT_FRAGMENT.search(text)
         ],

@@ -64,7 +64,7 @@ KINDS = {
     "file": "its conditions are on other files than config.json",
     "order": "it tells of the engine's own steps in a wrong order",
     "internal": "no input of its conditions is a setting",
-    # By a reading of the code (reviewed_refusals.txt).
+    # The verdict of a reading of the code (reviewed_refusals.txt).
     "chosen": "reviewed: the engine's parser offers no value that leads to it",
     "first": "reviewed: another refusal comes before it for each value that would lead to it",
     "fixed": "reviewed: the engine's own code alone sets the value in its condition",
@@ -99,7 +99,7 @@ class Sources:
     """The functions of the files that starts enter, with the values of unplanned options.
 
     settings: names of flags, of fields of config.json and of the engine's configurations.
-    defaults: of the options that no plan gives (option_defaults.py). devices: the engine's
+    defaults: the defaults of options that no plan gives (option_defaults.py). devices: the engine's
     properties of the rehearsed GPU, by attribute, or method with "()".
     """
 

@@ -11,7 +11,7 @@ from gateway.models.families.config import Fields
 from gateway.models.families.model_structure import structure_blueprint
 from tests.conformance.structures.observation import Row, observe
 
-# Of the elements: small parameters may be left out.
+# The share of the elements: small parameters may be left out.
 _TOLERANCE = 0.002
 
 

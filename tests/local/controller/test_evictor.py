@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 TWO_GPUS = machine("4xh100").select_gpus(lambda gpu: gpu.index < 2)
 DAY_S = 86400.0
-# Of this size one fits into a GPU.
+# One model of this size fits into a GPU.
 LARGE = {**LLAMA_8B, "num_hidden_layers": 100}
 
 
@@ -382,7 +382,7 @@ async def test_a_copy_returns_for_waiting_requests_once_its_evictor_is_idle(
             asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(6)
         ]
         await count_call(gateway, 'queued{model="pair"} 4')
-        # As long as c answers it keeps its place.
+        # The model c keeps its place while it answers.
         await asyncio.sleep(1.0)
         assert (await gateway.show("c"))["state"] == "ready"
         (tmp_path / "hold-c").unlink()

@@ -73,7 +73,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
         show_model(view, {})
         output = " ".join(capsys.readouterr().out.split())
         assert output.endswith("weights in fp8") is has_fp8
-        # Beside the failure stands the next plan, by its differences.
+        # The next plan is shown next to the failure, by its differences.
         follows = view["attempts"][0]["follows"]
         assert (follows["attempt"], view["attempts"][1]["follows"]) == (
             view["attempts"][1]["id"],

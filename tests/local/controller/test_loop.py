@@ -191,7 +191,7 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(
         async with asyncio.timeout(hang_s()):
             while len((await gateway.until("m", "ready"))["attempts"]) == 1:
                 await asyncio.sleep(0.02)
-        # At once the first time; the second time it waits.
+        # The first restart is immediate; the second one waits.
         (name,) = gateway.world.engines.keys() - {first}
         gateway.world.engines[name].kill()
         await gateway.until("m", "backing_off")

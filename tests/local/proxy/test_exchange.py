@@ -337,8 +337,8 @@ async def full(
         while not front.transport.get_write_buffer_size():
             await call.chunk(b"x" * 4096)
             await asyncio.sleep(0)
-        # In one piece, so that nothing is left to come when the gateway finds out that the client
-        # is full.
+        # The body is one piece, so that no byte is left to come when the gateway finds out that the
+        # client is full.
         await call.send(b"4000\r\n" + b"x" * 16384 + b"\r\n0\r\n\r\n")
 
     async with Upstream(script) as upstream, local(upstream.url) as (plane, port):

@@ -11,8 +11,8 @@ from gateway.profiles.profiles import Profiles
 
 SIGNATURES = Profiles().signatures
 
-# Of cudaError_t and CUresult (driver_types.h, cuda.h and cudaGetErrorString of CUDA 12.9), by their
-# meaning: runtime's name, driver's name, text.
+# Texts of cudaError_t and CUresult (driver_types.h, cuda.h and cudaGetErrorString of CUDA 12.9), by
+# their meaning: runtime's name, driver's name, text.
 CUDA = {
     "gpu_oom": ["MemoryAllocation OUT_OF_MEMORY out of memory"],
     "driver_too_old": [

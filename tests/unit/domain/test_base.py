@@ -35,7 +35,7 @@ for line in sys.stdin.read().splitlines():
     folder, machine = line.split("\\t")
     decision = planner.decide(Wish(name="plan", source=folder), machine, include_alternatives=True)
     text = decision.model_dump_json(by_alias=True)
-    # As a gateway sends it. JSON writes the infinite numbers of an embedder's plan as null.
+    # The form that a gateway sends. JSON writes the infinite numbers of an embedder's plan as null.
     if "bge" not in folder:
         sent = type(decision).model_validate(json.loads(text))
         assert sent.model_dump_json(by_alias=True) == text

@@ -22,7 +22,7 @@ def test_a_speech_model_has_the_limit_of_its_decoder() -> None:
     assert limit == (448, "max_target_positions in config.json", False)
 
 
-# As vLLM 0.32.0 and transformers 5.19.0 answer for these configs (_get_and_verify_max_len).
+# Answers of vLLM 0.32.0 and transformers 5.19.0 for these configs (_get_and_verify_max_len).
 VLLM_READS: list[tuple[dict[str, Any], int, str]] = [
     (WHISPER, 448, "transformers' default of max_target_positions for whisper"),
     ({"model_type": "llama"}, 2048, "transformers' default of max_position_embeddings for llama"),

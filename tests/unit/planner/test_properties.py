@@ -474,7 +474,7 @@ def test_more_free_memory_never_means_less_context(
             gpu.evolve(free_bytes=(gpu.total_bytes or 0) * share // 100) for gpu in hardware.gpus
         )
         plans = make_decision(spec, hardware.evolve(gpus=gpus), ref).plans
-        # Of the plain variants: a change that spares memory is only looked for where memory is
+        # The plain variants: a change that spares memory is only looked for where memory is
         # short.
         return {
             plan.tensor_parallel.value: plan.max_model_len.value for plan in plans if plan.cost == 0

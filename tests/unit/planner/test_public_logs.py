@@ -281,7 +281,7 @@ STARTS = {
     "qwen3-0.6b on 6 GiB": Start(
         "0.26.0", "3050-laptop", QWEN3_06B, 0.6, 2048, 2.14, more={"enforce-eager": True}
     ),
-    # With images or videos of the largest size in the profile run.
+    # The profile run has images or videos of the largest size.
     "qwen3.5-9b on an L40S": Start(
         "0.19.1", "l40s", config("qwen3.5-9b"), 0.9, LONG, 20.27, 17.66,
         {"max-num-batched-tokens": 8192, "enable-prefix-caching": False}, backend="FLASH_ATTN",

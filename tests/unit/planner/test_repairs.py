@@ -83,7 +83,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     variants = cures(refusal)
     assert [(variant.disabled, variant.backends) for variant in variants] == [(("Marlin",), ())]
     assert "Marlin" in variants[0].reasons["disabled"][0]
-    # Of the backends those that do not lead to the same kernel, once the engine does not heed that
+    # Only backends that do not lead to the same kernel, once the engine ignores that
     # or has no other kernel by itself.
     for second in (
         refusal,

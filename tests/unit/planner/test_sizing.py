@@ -69,7 +69,8 @@ def test_the_host_keeps_its_part_of_memory_beside_any_plan(machine: str, engine:
             memory = plan.memory
             host_bytes = memory.promised_bytes + host_reserve_bytes(gpu)
             assert host_bytes <= gpu.free_bytes <= gpu.total_bytes, (name, plan.argv)
-            # As it loads, pages of a file come to the weights, and there is no KV cache yet.
+            # Pages of a file are added to the weights during loading, when there is no KV cache
+            # yet.
             pages = min(memory.weights_bytes, 5 * GIB)
             loads = memory.weights_bytes + memory.beside_bytes + pages
             warnings = [warning for warning in plan.warnings if "stay for the host" in warning]

@@ -146,7 +146,7 @@ def laughs(kind: str) -> str:
             "models:\n  a: {source: '${file:~no-such-user/y}'}\n",
             ["2:7: '~no-such-user/y' cannot be read"],
         ),
-        # Of a file that is being written, or that a full disk has cut off, no model is to go.
+        # No model is removed because a file is being written, or was cut off by a full disk.
         ("", ["1:1: there are no models"]),
         ("# nothing yet\n", ["1:1: there are no models"]),
         ("models:\n", ["1:1: there are no models"]),

@@ -28,7 +28,7 @@ from tests.support.tuned_models import (
 
 pytestmark = pytest.mark.anyio
 
-# Of a plan that nobody changed.
+# The speed of an unchanged plan.
 USUAL = "--max-num-batched-tokens=2048"
 
 

@@ -129,7 +129,7 @@ async def test_only_files_for_the_engine_are_fetched(server: FakeHub, tmp_path: 
     folder = await fetch(server, tmp_path)
     names = files.keys() | {"config.json", "model.safetensors.index.json", *SHARDS}
     assert present(folder) == names
-    # With leave for code the code comes too; present files are not fetched again.
+    # The code is fetched too where code is allowed; present files are not fetched again.
     server.requests.clear()
     await fetch(server, tmp_path, allow_remote_code=True)
     assert present(folder) == names | {"modeling_x.py"}

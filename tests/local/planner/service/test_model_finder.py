@@ -60,7 +60,7 @@ def test_the_most_used_chat_model_that_fits_comes_first_and_is_a_quantized_varia
 ) -> None:
     models = judge_all(hub, tmp_path, use="chat")
     fitting = [model for model in models if model.fits]
-    # By size times downloads; the small one leaves most of the machine idle.
+    # The order is by size times downloads; the small model leaves most of the machine idle.
     assert [model.name for model in fitting] == [
         "other/large-30b-awq",
         "qwen/plain-8b",

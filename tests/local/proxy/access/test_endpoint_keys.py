@@ -63,7 +63,7 @@ class Door:
 def write_key(folder: Path, key: str) -> None:
     place = folder / "data" / FOLDER
     place.mkdir(parents=True, exist_ok=True)
-    # In one step: a look that comes between finds the one key or the other.
+    # The change is one step: a reader in between finds one key or the other.
     draft = place.with_name("draft")
     draft.write_text(f"{key}\n")
     draft.replace(place / "laid-1")

@@ -176,7 +176,7 @@ async def test_a_queue_has_its_places_once(tmp_path: Path) -> None:
             )
             for client in clients
         ]
-        # At the most four wait.
+        # Four requests may wait at most.
         for answer in itertools.islice(asyncio.as_completed(asking), CLIENTS - 4):
             assert (await answer).status_code == 503
         for task in asking:
@@ -351,8 +351,8 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
                     if len(events) >= 3:
                         three.set()
 
-    # As long as the test may take: a stream that does not end by itself holds the gateway up for so
-    # long.
+    # The time that the test may take: a stream that does not end by itself holds the gateway up for
+    # so long.
     async with two_workers(tmp_path, Answers(), FITSERVE_STOP_GRACE_S=str(2 * HANG_S)) as clients:
         listening = asyncio.create_task(listen(clients[0].base_url))
         await asyncio.wait_for(three.wait(), hang_s())

@@ -160,7 +160,7 @@ async def test_streams_end_with_a_last_event_when_the_gateway_stops(tmp_path: Pa
     async with asyncio.timeout(hang_s()):
         async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as gateway:
             listening = asyncio.Event()
-            # With a client that outlives the gateway.
+            # The client outlives the gateway.
             client = httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=hang_s())
             task = asyncio.create_task(
                 listen(Running(gateway.url, client, gateway.world), listening)

@@ -68,7 +68,7 @@ async def test_the_folders_are_searched_without_the_hub_and_the_reason_is_report
         answer = await search(gateway, words="tiny", folders=[str(tmp_path / "mine")])
         assert [model["source"] for model in answer["data"]] == [str(folder)]
         assert "127.0.0.1:1 cannot be reached" in answer["note"]
-        # Of a named folder all models are listed, also those that do not chat.
+        # All models of a named folder are listed, even those that do not chat.
         answer = await search(gateway, folders=[str(tmp_path / "mine")])
         assert [model["source"] for model in answer["data"]] == [str(folder)]
         missing = await gateway.client.post("/admin/search", json={"folders": ["/no/such"]})
@@ -78,7 +78,7 @@ async def test_the_folders_are_searched_without_the_hub_and_the_reason_is_report
 async def test_a_search_tells_its_place_by_its_name(tmp_path: Path) -> None:
     with FakeHub(REPOS) as hub:
         hub.listed = ROWS
-        # Without variants the Hub's answer stands still.
+        # The Hub's answer stops without variants.
         settings: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
         async with running(tmp_path, lambda spec: pytest.fail(spec.model), **settings) as gateway:
 
@@ -105,7 +105,7 @@ async def test_a_search_tells_its_place_by_its_name(tmp_path: Path) -> None:
 async def test_a_client_that_leaves_ends_its_search(tmp_path: Path) -> None:
     with FakeHub(REPOS) as hub:
         hub.listed = ROWS
-        # Without variants the Hub's answer stands still.
+        # The Hub's answer stops without variants.
         settings: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
         async with running(tmp_path, lambda spec: pytest.fail(spec.model), **settings) as gateway:
             leaving = asyncio.ensure_future(search(gateway, words="plain"))

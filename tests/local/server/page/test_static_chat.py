@@ -206,7 +206,7 @@ def test_an_answer_is_shown_as_markdown_and_its_code_is_copied(
         expect(answer.get_by_role("button", name="Copy python")).to_be_visible()
         expect(answer.locator(".actions")).to_contain_text("12 tokens")
         page.check("chat-markdown")
-        # In one piece the same comes out.
+        # The same text in one piece gives the same result.
         streamed = answer.locator(".markdown").inner_html()
         talker.size = 10**9
         answer = say(page, "Once more.")

@@ -149,7 +149,7 @@ def test_the_time_limit_of_a_step_follows_from_the_time_of_a_full_one() -> None:
     }
     known_plan = plan().evolve(**lengths, attention=attention)
     assert longest_step_s(known_plan, 1000, 0.25) == 0.25 * 2 * 2 * 16
-    # Of windows, and of states, a prefill shows nothing before its end.
+    # A prefill of windows or states shows no use of the cache before its end.
     sliding = known_plan.evolve(attention=(attention[0].evolve(kind="sliding"),))
     assert longest_step_s(sliding, 1000, 0.25) == 0.25 * 2 * 16 * 2 * 16
     assert longest_step_s(

@@ -88,7 +88,7 @@ def test_a_clock_that_jumps_costs_one_early_start_at_most(jump: float) -> None:
     crashes(history, START, START + 100)
     before = len(history)
     starts = crashes(history, START + 100 + jump, START + 100 + jump + 900)
-    # Without the jump the next gaps are 160 and 300.
+    # The next gaps would be 160 and 300 without the jump.
     assert len(starts) <= 4
     assert len(history) == before + len(starts)
 

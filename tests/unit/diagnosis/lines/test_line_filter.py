@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.diagnosis.lines.line_filter import LineFilter
 
-# By number: some are longer than a block.
+# The lines by number: some are longer than a block.
 KINDS = [b"frob", b"frob " * 20, b"RuntimeError: frob", b"x" * 70_000, b"y" * 140_000]
 LINES = st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=200)
 

@@ -59,7 +59,7 @@ def layout(plan: Plan) -> tuple[int, int, bool]:
 def test_every_size_of_the_machine_is_tried_without_a_wish() -> None:
     assert sizes(Layouts(4)) == [(size, 1, False) for size in (1, 2, 3, 4)]
     assert [tp for tp, _, _ in sizes(Layouts(100))] == [1, 2, 3, 4, 5, 6, 7, 8]
-    # Without GPUs too there is one variant, which a gate then refuses in words.
+    # One variant exists without GPUs too, and a gate refuses it with a reason.
     assert plain(ENGINE, Layouts(0), {}, wish()) == (Variant(),)
     assert plain(engine("cpu"), Layouts(0), {}, wish()) == (Variant(),)
 

@@ -88,8 +88,8 @@ def test_measured_memory_agrees_with_the_plan(name: str) -> None:
     row, plan = MEASURED[name], best_plan(name)
     size = plan.memory
     assert size is not None
-    # Beside the weights the log counts rotary tables and buffers for images; the planner has those
-    # elsewhere.
+    # The log counts rotary tables and buffers for images in addition to the weights; the planner
+    # has those elsewhere.
     sees = any(group.kind == "vision" for group in plan.attention)
     assert -0.02 <= row["weights_gib"] - size.weights_bytes / GIB <= (0.5 if sees else 0.22)
     if "kv_gib" in row:

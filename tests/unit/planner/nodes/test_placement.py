@@ -68,7 +68,7 @@ def test_only_the_first_node_of_vllm_answers_requests(version: str) -> None:
             rank_count = plan.data_parallel.value // 2
             assert value(second.argv, "data-parallel-start-rank") == str(rank_count)
             assert value(first.argv, "data-parallel-size-local") == str(rank_count)
-            # With it the first node would serve its own groups alone.
+            # The first node would serve only its own groups with it.
             assert not any(item.startswith("--data-parallel-start-rank") for item in first.argv)
 
 

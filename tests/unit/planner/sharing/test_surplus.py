@@ -538,7 +538,7 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     machine.remove(f"{model_name}/asked")
     for name_of_copy in sorted(copies):
         plan_copy = machine.plan_copy(name_of_copy)
-        # Of several the first to come back may take a place of another, which then gets room from a
+        # The first copy to come back may take the place of another, which then gets room from a
         # model with more than it needs.
         if len(copies) == 1:
             assert plan_copy, "there is room again"

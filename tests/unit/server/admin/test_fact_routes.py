@@ -42,7 +42,8 @@ def test_memory_that_an_engine_needed_is_not_planned_away_again() -> None:
         facts=(failed_fact,), max_context=4096, tensor_parallel=first_plan.tensor_parallel.value
     ).plans[0]
     assert later_plan.memory.kv_bytes == first_plan.memory.kv_bytes - GIB
-    # With another batch it proves nothing, and more than there is leaves no plan of this size.
+    # The fact proves nothing for another batch, and a larger value than the memory leaves no plan
+    # of this size.
     other_fact = failed_fact.evolve(scope=scope | {"max_num_batched_tokens": "1"})
     assert make_decision(facts=(other_fact,), max_context=4096).plans[0].memory == first_plan.memory
     hopeless = make_decision(

@@ -89,7 +89,7 @@ async def test_a_backup_takes_the_gateways_knowledge_to_another_folder(tmp_path:
         assert (await gateway.client.get("/admin/models")).status_code == 401
         gateway.client.headers["authorization"] = f"Bearer {answer.json()['key']}"
         assert (await gateway.until("m", "ready"))["wish"]["source"] == str(tmp_path / "model")
-    # Of a folder that no gateway uses; asked by the settings of this shell.
+    # The backup of a folder that no gateway uses, by the settings of this shell.
     lone_result = await asyncio.to_thread(
         fitserve,
         "backup",

@@ -41,7 +41,7 @@ async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: P
         assert result.returncode == 0, result.stderr
         assert "the served plan" in result.stdout
         assert "4,096 tokens in a batch" in result.stdout
-        # Without a terminal nobody is asked, and nothing is taken.
+        # No question is asked without a terminal, and no plan is taken.
         assert "--arg max-num-batched-tokens=4096" in result.stderr
         assert (await lone_attempt(gateway))["id"] == old_model["id"]
         assert (await gateway.show("m"))["wish"]["args"] == {}

@@ -11,7 +11,7 @@ from tests.support.versions import VLLM_REF
 
 
 def test_room_is_made_in_every_layer_for_any_adapter() -> None:
-    # Of Llama 3.1 8B: inputs of each merged part and outputs, of qkv, o, gate and up, down; and
+    # Llama 3.1 8B: inputs of each merged part and outputs, of qkv, o, gate and up, down; and
     # embedding and head.
     layer = (3 * 4096 + 6144) + (4096 + 4096) + (2 * 4096 + 28672) + (14336 + 4096)
     numbers = 32 * layer + 2 * (128256 + 4096)

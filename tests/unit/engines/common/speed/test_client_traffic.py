@@ -225,7 +225,7 @@ def test_a_serving_plan_has_its_measured_speed_and_similar_plans_move_with_it() 
     assert total(correct_by_measurement(corrected_plan, known_facts)) == pytest.approx(
         total(corrected_plan), rel=0.01
     )
-    # Of another basis it says nothing.
+    # The measurement says nothing about another basis.
     other_known_fact = known_facts[0].evolve(scope={**known_facts[0].scope, "basis": "memory"})
     assert correct_by_measurement(PLAN, [other_known_fact]) == PLAN
     later_plan = make_decision(known_facts, concurrency=32).plans[0]

@@ -56,7 +56,7 @@ def test_similar_plans_are_corrected_and_others_are_not() -> None:
     base = stream(make_decision(max_context=4096))
     longer = stream(make_decision(facts, max_context=4096))
     assert longer == pytest.approx(base / 2, rel=0.02)
-    # Of other ranks only half is believed, and of another engine version nothing.
+    # Measurements of other ranks count half, and those of another engine version not at all.
     two, corrected_plan = (
         make_decision(facts_of_plan, gpus=2, tensor_parallel=2) for facts_of_plan in ((), facts)
     )
