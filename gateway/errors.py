@@ -185,7 +185,7 @@ def near_name(name: str, names: Iterable[str]) -> str:
 
 
 def near_name_hint(name: str, names: Iterable[str]) -> str:
-    """The words behind an unknown name: ` (did you mean NAME?)`, or nothing."""
+    """The words after an unknown name: ` (did you mean NAME?)`, or nothing."""
     suggestion = near_name(name, names)
     return f" (did you mean {suggestion}?)" if suggestion else ""
 

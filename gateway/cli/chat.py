@@ -113,7 +113,7 @@ class Chat:
                         print_message(f"fitserve: {error}")
 
     def _set(self, arguments: list[str]) -> str:
-        """Change the next answers by the words behind /set. The result in words."""
+        """Change the next answers by the words after /set. The result in words."""
         match arguments:
             case []:
                 settings = [f"{name} {value}" for name, value in self.parameters.items()]

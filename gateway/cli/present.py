@@ -129,7 +129,7 @@ def _show_nodes(decision: Any) -> None:
             print_paragraph(f"{line}.", indent=2, first="  ")
     if plan.span == 1:
         return
-    say("\nFlags of each node, behind those of the engine")
+    say("\nFlags of each node, after those of the engine")
     for node_ranks in plan.nodes[:_MAX_ROWS]:
         command_words = [
             *(f"{name}={shlex.quote(value)}" for name, value in node_ranks.env.items()),

@@ -156,7 +156,7 @@ class CommandWithSettings(PlainCommand):
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "serve": {"cls": CommandWithSettings},
-    # Options behind NAME SOURCE are those of `fitserve add`.
+    # Options after NAME SOURCE are those of `fitserve add`.
     "demo": {
         "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}
     },

@@ -30,7 +30,7 @@ _VERB = re.compile(
 # A verb farther from a setting belongs to something else.
 _NEARBY_CHARACTERS = 90
 _START_VERB = re.compile(r"\b(?:launch|start|restart|run|retry|again)\b", re.IGNORECASE)
-# The words before a verb that asks for something; `requires` and `needs` stand behind a noun.
+# The words before a verb that asks for something; `requires` and `needs` follow a noun.
 _REQUEST_PREFIX = re.compile(
     r"(?:\A|[:;,(\"'`]|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead"
     r"|either|launch\w*|start\w*|run|fix|you|server|engine|again|it|vllm|serve))\s*\Z",
@@ -58,7 +58,7 @@ _REFUSAL = re.compile(
     r"\bnot\b|n't\b|\bcannot\b|\bunsupported\b|incompatible|\bonly\b|\bnever\b", re.IGNORECASE
 )
 _NEGATION_PREFIX = re.compile(r"(?:\bnot|n't|\bcannot|\bnever)\s+(?:be\s+)?\Z", re.IGNORECASE)
-# Words behind a setting that describe its change.
+# Words after a setting that describe its change.
 _CHANGE_SUFFIX = re.compile(
     r"\A[`'\"]?(?:\s?=\s?[\w.]+)?[`'\"]?\s+(?:flag\s+|option\s+|argument\s+)?"
     r"(?:(?P<set>(?:is|are|must be|should be|has to be|needs to be)\s+(?:explicitly\s+)?"

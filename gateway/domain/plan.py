@@ -233,7 +233,7 @@ class NodeRanks(Value):
     argv: tuple[str, ...] = Field(
         (),
         exclude_if=lambda items: not items,
-        description="flags of this node behind those of the plan; empty: the copy has one node",
+        description="flags of this node after those of the plan; empty: the copy has one node",
     )
     env: dict[str, str] = Field(
         {},

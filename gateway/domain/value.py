@@ -116,7 +116,7 @@ class EngineRef(Value):
 def served_name(name: str) -> str:
     """The name of a model inside its own engines, without colons.
 
-    SGLang takes the part behind a colon for the name of a LoRA adapter (_parse_model_parameter in
+    SGLang takes the part after a colon for the name of a LoRA adapter (_parse_model_parameter in
     sglang/srt/entrypoints/openai/serving_base.py:40 of 0.5.10.post1).
     """
     return name.replace(":", "-")

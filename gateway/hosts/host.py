@@ -53,7 +53,7 @@ from gateway.errors import Conflict
 
 MAX_LINE = 16 * 1024
 MAX_COMMAND = 4096
-"""Characters of a command line that `processes` gives: a compiler names its source behind hundreds
+"""Characters of a command line that `processes` gives: a compiler names its source after hundreds
 of flags."""
 
 

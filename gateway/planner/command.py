@@ -63,7 +63,7 @@ def check_command(
 
 
 def _arguments(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
-    """The arguments behind the engine's program and its quiet flags. Raises BadFlag for another
+    """The arguments after the engine's program and its quiet flags. Raises BadFlag for another
     program."""
     program = _expected_program(engine, argv, env)
     skipping = expert_warmups.wrap_command(program, engine, ",".join(engine.expert_warmups))
@@ -233,7 +233,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
             or engine.eager_env.get(name) == value
             or (name, value) == P2P_SWITCH
         )
-        # Its endpoints for development are behind a door then.
+        # An authentication layer protects its development endpoints then.
         is_planned |= (name, value) == engine_auth.DEV_MODE and engine.sleeps
         address = name == engine_kind(engine.kind).address_env
         is_planned |= address and re.fullmatch(r"[\w.:-]{1,253}", value, re.ASCII) is not None

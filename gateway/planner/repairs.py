@@ -366,7 +366,7 @@ def _other_kernel(
         return
     can_disable = not experts and "VLLM_DISABLED_KERNELS" in engine.user_env
     if can_disable and kernel not in variant.disabled:
-        # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal
+        # Where that leaves a layer without a kernel, or the engine ignores it, its refusal
         # leads here again.
         disabled = (*variant.disabled, kernel)
         yield variant.add_change("disabled", disabled, f"{kernel} is left out: {reason}", "fact")

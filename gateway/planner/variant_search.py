@@ -113,7 +113,7 @@ class Search:
         self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
         self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
         self._user_flags |= {"data-parallel-size"} if wish.data_parallel else set()
-        # Ranks that are dealt to nodes stay so: no repair changes their number.
+        # The division of ranks among nodes is final: no repair changes their number.
         self._user_flags |= _SIZES if inputs.span else set()
         self._context_wanted = wanted_context(inputs.spec, wish, self.canonical)
         # Throughput needs a KV cache that holds at least half of the concurrent requests.

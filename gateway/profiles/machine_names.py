@@ -80,7 +80,7 @@ def terms_of(
 
 
 def _split_counts(term: str) -> tuple[list[int], str]:
-    """The counts before and behind a card's words, and the words."""
+    """The counts before and after a card's words, and the words."""
     counts = []
     if count_match := _COUNT_BEFORE.match(term):
         counts.append(int(count_match[1]))

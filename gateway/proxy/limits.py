@@ -54,7 +54,7 @@ SWEEP_S = 0.5
 DRAIN_TIMEOUT_S = 15.0
 # Bytes that may wait in the kernel for a slow client, in addition to the bytes on their way.
 UNSENT_BYTES = 128 * 1024
-# Requests that may wait behind the request that is being answered on the same connection. All came
+# Requests that may wait after the request that is being answered on the same connection. All came
 # in one read; the connection is not read further.
 MAX_PIPELINED_REQUESTS = 16
 # Connections beyond the limit that receive a refusal, each for LINGER_S. Further connections are

@@ -74,7 +74,7 @@ class RequestReader:
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # `connection: close` in a request does not stop the reading of data behind it.
+        # `connection: close` in a request does not stop the reading of data after it.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
@@ -180,7 +180,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.is_in_head:  # otherwise a trailer, which is not used
-            # The parser leaves white space behind a value (RFC 9112, 5.1: no part of it).
+            # The parser leaves white space after a value (RFC 9112, 5.1: no part of it).
             self.headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:

@@ -122,7 +122,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._lines = 0  # number of header lines
         self._is_in_head = self._is_reusable = False
         self._is_first = False  # nothing of the answer has come yet
-        self._is_behind_chunk = False  # the parser stands behind a chunk
+        self._is_behind_chunk = False  # the parser is after a chunk
         self._renames = False  # thoughts get another name
         self._partial_name = b""  # the last bytes of a read, which may begin the name of thoughts
         # Chunks pass through unchanged, and the next byte begins a chunk.
@@ -345,6 +345,6 @@ class UpstreamConnection(asyncio.Protocol):
         status = self.exchange.answer.status if self.exchange is not None else 0
         if status and not self.is_over:
             self.is_over = True
-            # Such an answer has no body. Where it states one, that may come behind it.
+            # Such an answer has no body. Where it states one, that may come after it.
             is_followed = status in _BODILESS_STATUSES and self.is_sized and self.length != b"0"
             self._is_reusable = not is_followed and self._parser.should_keep_alive()

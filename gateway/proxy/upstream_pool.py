@@ -1,6 +1,6 @@
 """Connections to engines: opened on demand, reused, and dropped once their client leaves.
 
-A connection is reused only after a complete answer with nothing behind it, to a request that was
+A connection is reused only after a complete answer with nothing after it, to a request that was
 written in full. The engine should not close it while a request is being written. So reuse ends
 after IDLE_S, which is below the keep-alive of the engines' servers (uvicorn: 5 s). Reuse lasts
 longer if another connection stayed open longer. A request on a connection that closes all the same

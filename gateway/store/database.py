@@ -71,7 +71,7 @@ class Damaged(StoreError):
 
 
 class Database:
-    """A connection behind a lock. Raises StoreError if it cannot open, read or write.
+    """A connection that a lock protects. Raises StoreError if it cannot open, read or write.
 
     copy: a connection to use instead of the file, which is then neither read nor written.
     is_mirrored: whether a mirror is kept next to the file.

@@ -184,7 +184,7 @@ def _top_mistakes(document: Document) -> list[Mistake]:
 
 
 _NAME = (
-    "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perhaps a tag behind `:`"
+    "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perhaps a tag after `:`"
 )
 
 

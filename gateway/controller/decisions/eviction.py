@@ -27,7 +27,7 @@ The residence of a copy lasts as long as its load took, within MIN_S and MAX_S. 
 the time goes into loading. A preloaded model that served nothing may be evicted immediately,
 because evicting it always serves a waiting request.
 
-An evicted model waits behind those that wait already. So N models that want one place have it in
+An evicted model waits after those that wait already. So N models that want one place have it in
 turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).
 """
 

@@ -49,8 +49,8 @@ def needs_auth(env: Mapping[str, str]) -> bool:
 
 
 def wrap_command(command: tuple[str, ...], key_env: str | None) -> tuple[str, ...]:
-    """The command of an engine, `PYTHON -m MODULE`, behind the door. Raises ValueError for any
-    other, and for an engine without a key."""
+    """The command of an engine, `PYTHON -m MODULE`, with the authentication layer. Raises
+    ValueError for any other, and for an engine without a key."""
     python, option, module = command
     if (
         option != "-m"

@@ -8,7 +8,7 @@ def replace_program(
 ) -> tuple[str, ...]:
     """The command with a program in place of `PYTHON -m MODULE`; another command as it is.
 
-    modules: words behind `-m` that start the same as the program.
+    modules: words after `-m` that start the same as the program.
     program: its name and subcommand. It is in the folder of PYTHON, if that is a path.
     """
     python, *arguments = argv

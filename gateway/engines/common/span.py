@@ -1,7 +1,7 @@
 """Several alike nodes as the place of one engine. Pure.
 
 GPU i * gpus_each to (i + 1) * gpus_each - 1 of the machine are those of node i, so ranks that
-follow each other are on one node, as engines deal them: `local_world_size` in
+follow each other are on one node, as engines distribute them: `local_world_size` in
 vllm/config/parallel.py:835 of 0.32.0.
 """
 

@@ -80,7 +80,7 @@ class Inquirer:
         starts: Mapping[Question, StartSettings] = MappingProxyType({}),
         unproven_questions: Container[Question] = (),
     ) -> dict[Question, EngineAnswer]:
-        """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
+        """Answers within `limit_s`; late answers, and answers after a failure, are missing.
 
         starts: the start to rehearse with each of some questions.
         unproven_questions: those of them for which a kept answer about another start does not

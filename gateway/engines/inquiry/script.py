@@ -64,7 +64,7 @@ def command(python: str) -> tuple[str, ...]:
 
 
 def input_bytes(document: bytes) -> bytes:
-    """The code and the document of questions, each behind its length."""
+    """The code and the document of questions, each after its length."""
     return pack() + b"%d\n" % len(document) + document
 
 

@@ -34,7 +34,7 @@ class SglangKind:
     address_env = "SGLANG_HOST_IP"
 
     def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
-        """Groups of ranks take the ports behind the first: PortArgs in sglang/srt/server_args.py.
+        """Groups of ranks take the ports after the first: PortArgs in sglang/srt/server_args.py.
         A later node answers only /health: sglang/srt/entrypoints/engine.py."""
         host = f"[{meeting.address}]" if ":" in meeting.address else meeting.address
         return {

@@ -1,7 +1,7 @@
 """vLLM's cache of a sequence: keys and values, latents, recurrent states; and the number of
 sequences that fit.
 
-vLLM gives every layer pages of one size from one pool. Layers that keep the same are dealt into
+vLLM gives every layer pages of one size from one pool. Layers that keep the same are divided into
 groups of one size; a block of the pool is one page in every layer of a group, and each group has
 its own table of blocks for each request. Sizes are of one rank. Sources:
 vllm/v1/kv_cache_interface.py, vllm/v1/core/kv_cache_utils.py (0.33.0: kv_cache_planning.py),

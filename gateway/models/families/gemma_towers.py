@@ -109,7 +109,7 @@ def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[Built], list[T
 
 
 def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
-    """A conformer behind two convolutions that halve 128 mel bins each."""
+    """A conformer after two convolutions that halve 128 mel bins each."""
     blocks, hidden = layer_numbers(_layers(fields, 12)), fields.integer("hidden_size", default=1024)
     output = fields.integer("output_proj_dims", default=1536)
     kernel = fields.integer("conv_kernel_size", default=5)

@@ -301,7 +301,7 @@ def mlp(
 def experts(
     path: str, numbers: Sequence[int], hidden: int, width: int, count: int, *, bias: bool = False
 ) -> list[Built]:
-    """`count` gated MLPs behind a router, as the two products that engines compute for all."""
+    """`count` gated MLPs after a router, as the two products that engines compute for all."""
     return [
         Built(
             f"{path}.experts.w13",

@@ -14,7 +14,7 @@ from gateway.planner.nodes.spans import NodeGroups
 from gateway.planner.parallel import GpuGroups
 
 # The ports at which nodes meet: the engine's own group of processes, and the groups of ranks with
-# requests of their own. SGLang takes the ports behind the first too: PortArgs in
+# requests of their own. SGLang takes the ports after the first too: PortArgs in
 # sglang/srt/server_args.py.
 _FIRST_PORT, _LAST_PORT, _PORTS_PER_ENGINE = 29600, 32700, 64
 RENDEZVOUS, GROUPS = "rendezvous", "groups"

@@ -32,7 +32,7 @@ class RestOfAnswer(msgspec.Struct, gc=False):
     usage: UsageBlock
 
 
-# JSON has a quote within a string only behind a backslash, so this is a name, wherever it stands.
+# JSON has a quote within a string only after a backslash, so this is a name, wherever it stands.
 _NAME = re.compile(rb'"usage"\s*:')
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 # Names looked at, from the last one on.

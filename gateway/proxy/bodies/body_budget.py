@@ -12,7 +12,7 @@ So a single key takes at most half of the memory, and leaves as much to the next
 always completes. While a body waits, the others must move at PRESSED_BYTES_S. A slower body is
 refused after PATIENCE_S, the oldest first, until no body waits.
 
-A body is kept until it is complete, because `model` may be its last field: SDKs put it behind the
+A body is kept until it is complete, because `model` may be its last field: SDKs put it after the
 messages.
 """
 

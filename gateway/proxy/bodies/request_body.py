@@ -126,7 +126,7 @@ def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
     """Whether `size` bytes of a form are enough to start: they name the model, and its engine uses
     the same name.
 
-    Never for JSON: the last `model` counts, and SDKs put it behind the messages.
+    Never for JSON: the last `model` counts, and SDKs put it after the messages.
     """
     route = (
         routes.table.models.get(form.field.value)

@@ -96,7 +96,7 @@ def whole_number(text: str) -> int | None:
 
 
 def _script_words(words: Sequence[str]) -> list[str]:
-    """The words of the script behind `sh -c`, with the signs of the shell as words; else the same
+    """The words of the script after `sh -c`, with the signs of the shell as words; else the same
     words."""
     for at, word in enumerate(words[:-2]):
         is_shell = word.rpartition("/")[2] in _SHELLS
@@ -172,7 +172,7 @@ class FlagReader:
         self._notices: list[str] = []
 
     def read(self, words: Sequence[str]) -> ImportedFields:
-        """The fields of a wish for these words behind the start of the engine."""
+        """The fields of a wish for these words after the start of the engine."""
         self._fields, self._notices = {"engines": [self._engine.kind]}, []
         positional, flags = self._split_words(words)
         if positional:

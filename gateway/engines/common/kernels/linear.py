@@ -78,7 +78,7 @@ class CodePath(Value):
     activation: str = "16-bit"
     moves: tuple[Move, ...] = ()
     automatic: bool = False  # only while no backend is forced
-    disablable: bool = True  # this path heeds VLLM_DISABLED_KERNELS
+    disablable: bool = True  # this path obeys VLLM_DISABLED_KERNELS
     refuses: str = ""  # why the engine turns layers that match away before any kernel is asked
 
 

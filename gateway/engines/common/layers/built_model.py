@@ -87,7 +87,7 @@ class BuiltModel(FrozenRecord, frozen=True, eq=False, dict=True):
 def parts(layer: Linear, rank: Rank) -> int:
     """Parts into which the ranks cut the layer.
 
-    Shared experts are whole in models with groups of several ranks, which then deal the tokens
+    Shared experts are whole in models with groups of several ranks, which then divide the tokens
     among
     themselves: is_sequence_parallel in vllm/model_executor/models/deepseek_v2.py,
     use_sequence_parallel_moe in vllm/config/parallel.py. Models that cut them are counted too high.

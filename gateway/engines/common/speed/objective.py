@@ -21,8 +21,8 @@ SHARED_GPU_DISCOUNT = 1.0
 # Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
 # estimate.
 _WEAK, _CHANGE, _OLDER, _OLDEST = 0.1, 0.03, 0.02, 0.1
-# Copies: requests are never dealt quite evenly, and each copy computes and keeps the prefixes that
-# requests share by itself.
+# Copies: requests are never divided quite evenly, and each copy computes and keeps the prefixes
+# that requests share by itself.
 _COPIES = 0.02
 # Weights for a balanced goal: speed for one user, throughput of many, and room for their contexts.
 _BALANCE = (0.4, 0.4, 0.2)
@@ -108,7 +108,7 @@ class Penalties(NamedTuple):
 
     is_weak: the engine version has published weaknesses.
     changes: number of changes of the engine's own choices.
-    older: position of the engine version behind the newest.
+    older: position of the engine version after the newest.
     copies: several engines serve it.
     """
 

@@ -42,7 +42,7 @@ class StepClock:
         return self._step_seconds[key]
 
     def prompts_s(self, count: float, length: float, limit: int) -> float:
-        """Batches pass through the stages behind each other."""
+        """Batches pass through the stages one after the other."""
         key = count, length, limit
         if key not in self._step_seconds:
             self._step_seconds[key] = self._prompts_s(count, length, limit)
