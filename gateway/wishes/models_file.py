@@ -183,9 +183,7 @@ def _top_mistakes(document: Document) -> list[Mistake]:
     return wrong_keys + unquoted_keys + names
 
 
-_NAME = (
-    "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perhaps a tag after `:`"
-)
+_NAME = "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perhaps a tag after `:`"
 
 
 def _read_wish(

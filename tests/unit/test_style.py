@@ -835,11 +835,11 @@ def test_each_rule_is_held_by_a_test_and_says_a_better_form() -> None:
 
 def test_a_failure_prints_its_rule_and_a_better_form() -> None:
     with pytest.raises(pytest.fail.Exception) as failure:
-        hold("hint", ["gateway/a.py:1: Correct it."])
+        hold("hint", ["gateway/errors.py:1: Correct it."])
     lines = str(failure.value).splitlines()
     assert lines[0] == style_document()["rules"]["hint"]["rule"]
     assert lines[1].startswith("Better: ")
-    assert lines[2] == "gateway/a.py:1: Correct it."
+    assert lines[2] == "gateway/errors.py:1: Correct it."
     hold("hint", [])
 
 

@@ -506,8 +506,8 @@ class VllmRules(VllmKind):
             kv, reason = cache_words
             if used_bytes + kv > free_bytes:
                 text = (
-                    f"{reason}, and {gib(used_bytes)} for everything else make more than the"
-                    f" {gib(free_bytes)} of RAM that is available"
+                    f"{reason}; together with {gib(used_bytes)} for everything else, that is more"
+                    f" than the {gib(free_bytes)} of RAM that is available"
                 )
                 raise Refused("no_memory", text, "your flag")
             return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")

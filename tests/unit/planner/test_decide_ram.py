@@ -78,4 +78,4 @@ def test_a_kv_cache_that_the_user_set_has_to_fit() -> None:
         == 8 * GIB
     )
     (rejection,) = make_decision(64, 40 * GIB, **{"kv-cache-memory-bytes": 8 * GIB}).rejected
-    assert rejection.reasons[0].startswith(f"--kv-cache-memory-bytes={8 * GIB} was set, and with")
+    assert rejection.reasons[0].startswith(f"--kv-cache-memory-bytes={8 * GIB} was set; together")

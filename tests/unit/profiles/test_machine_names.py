@@ -90,7 +90,7 @@ def test_machines_of_a_cluster_may_be_composed() -> None:
     ],
 )
 def test_cards_of_other_makers_are_refused(name: str, maker: str) -> None:
-    with pytest.raises(BadRequest, match=f"a GPU of {maker}, and fitserve plans for GPUs of NV"):
+    with pytest.raises(BadRequest, match=f"a GPU of {maker}, and fitserve plans only for NVIDIA"):
         PROFILES.hardware(name)
 
 

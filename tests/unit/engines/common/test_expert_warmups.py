@@ -119,7 +119,7 @@ def test_names_that_the_profile_lacks_change_no_command() -> None:
     command = ("python3", "-m", "server")
     assert wrap_command(command, ENGINE, "") == command
     assert wrap_command(command, ENGINE, "other") == command
-    with pytest.raises(ValueError, match="no Python program"):
+    with pytest.raises(ValueError, match="not a Python program"):
         wrap_command(("python3", "server.py", "x"), ENGINE, "router")
 
 

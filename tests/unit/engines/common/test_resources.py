@@ -52,7 +52,7 @@ def test_a_model_on_a_cpu_has_its_memory_in_ram_alone() -> None:
     assert resources.memory(cpu_plan) < 8 * machine("cpu").ram_total_bytes
 
 
-def test_only_a_container_gets_the_folders_that_it_may_write() -> None:
+def test_only_a_container_gets_folders_to_write() -> None:
     own_engine = engine(scratch=("/tmp",))
     for environment, folders in ((None, ("/tmp",)), ("/env", None)):
         new_launch_spec = launch_spec(

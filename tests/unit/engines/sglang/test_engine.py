@@ -50,7 +50,7 @@ def test_decoding_has_graphs_for_the_planned_requests(
 ) -> None:
     plan = make_plan(machine, version, concurrency=concurrency)
     assert graphs(plan) == expected
-    assert ("planned requests" in plan.enforce_eager.reason) is (expected is not None)
+    assert ("planned concurrent requests" in plan.enforce_eager.reason) is (expected is not None)
 
 
 def test_graphs_cover_no_more_requests_than_the_engine_admits() -> None:
