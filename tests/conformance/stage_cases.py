@@ -12,8 +12,8 @@ CAPABILITIES = ("8.6",)
 
 @dataclass(frozen=True)
 class Stages:
-    """layers: of each stage, as the engine is told; (): as it deals them out to so many by
-    itself."""
+    """layers: the number of layers of each stage, given to the engine; (): as it divides them among
+    this many by itself."""
 
     model: str
     quant: str

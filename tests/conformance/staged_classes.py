@@ -27,7 +27,7 @@ _REGISTRY = "vllm/model_executor/models/registry.py"
 
 
 class _Class(NamedTuple):
-    """arguments: of its own forward, or None."""
+    """arguments: the arguments of its own forward, or None."""
 
     arguments: frozenset[str] | None
     bases: tuple[str, ...]

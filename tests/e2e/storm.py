@@ -223,7 +223,8 @@ def _phases_of(view: dict[str, Any]) -> set[str]:
 def orders(view: dict[str, Any], *, at_once: bool) -> tuple[ModelOrder, ...]:
     """The orders that the view of a model agrees with; none: it is being removed.
 
-    at_once: before the first pass of a gateway its states say nothing about stops.
+    at_once: whether the first pass of a gateway is still to come, before which its states say
+        nothing about stops.
     """
     if view["detail"].startswith(REMOVAL):
         return ()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class ReviewedRefusal(NamedTuple):
-    """kind: of start_path.KINDS. reason: the condition that no configuration meets."""
+    """kind: a member of start_path.KINDS. reason: the condition that no configuration meets."""
 
     file: str
     function: str

@@ -25,7 +25,7 @@ from tests.support.versions import VLLM_REF
 
 
 class PublicCase(NamedTuple):
-    """wanted: of the wish. holds: the report's words about the decision."""
+    """wanted: the fields of the wish. holds: the report's words about the decision."""
 
     source: str
     fields: Mapping[str, Any]
@@ -224,8 +224,8 @@ CARDS = {
 
 
 class Start(NamedTuple):
-    """share: of the GPU. weights_gib, kv_gib: as the log told them, of one rank; kv_gib None: no
-    cache was left."""
+    """share: the share of the GPU. weights_gib, kv_gib: the sizes in the log, of one rank; kv_gib
+    None: no cache was left."""
 
     version: str
     hardware: str

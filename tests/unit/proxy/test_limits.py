@@ -50,7 +50,7 @@ def test_a_refused_client_takes_no_place_of_others() -> None:
 
 
 def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
-    """uvloop: of a connection through TLS the socket is gone before the protocol hears that the
+    """uvloop closes the socket of a TLS connection before the protocol hears that the
     connection is lost."""
 
     class Lost(asyncio.Transport):

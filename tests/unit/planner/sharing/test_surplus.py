@@ -182,7 +182,7 @@ class Machine:
         self.plan_count = 0
 
     def promised_bytes(self, absent_model: str = "", *, come: bool = True) -> dict[str, int]:
-        """come: with the memory of those that are still to come back."""
+        """come: whether to count the memory of those that are still to come back."""
         total: dict[str, int] = {}
         for name, held_plan in (*self.serving.items(), *(self.lost.items() if come else ())):
             for uuid in held_plan.gpus if name != absent_model else ():
