@@ -12,8 +12,8 @@ CAPABILITIES = ("8.6",)
 
 @dataclass(frozen=True)
 class Stages:
-    """layers: the number of layers of each stage, given to the engine; (): as it divides them among
-    this many by itself."""
+    """layers: the number of layers of each stage, given to the engine; (): the engine's own
+    division."""
 
     model: str
     quant: str

@@ -29,7 +29,7 @@ def pipe(folder: Path, name: str) -> Path:
 
 def test_a_pipe_a_device_and_a_folder_are_refused_and_a_file_is_cut(tmp_path: Path) -> None:
     for path in (pipe(tmp_path, "pipe"), Path("/dev/zero"), tmp_path):
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             read_file(path, 10)
     (tmp_path / "file").write_bytes(b"0123456789")
     assert read_file(tmp_path / "file", 4) == b"0123"
@@ -37,13 +37,13 @@ def test_a_pipe_a_device_and_a_folder_are_refused_and_a_file_is_cut(tmp_path: Pa
 
 def test_nothing_that_operators_name_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
     path = pipe(tmp_path, f"{FOLDER}/pipe")
-    with pytest.raises(BadRequest, match="no regular file"):
+    with pytest.raises(BadRequest, match="not a regular file"):
         load(path)
-    with pytest.raises(Unresolved, match="no regular file"):
+    with pytest.raises(Unresolved, match="not a regular file"):
         References(path.parent).resolve("${file:pipe}")
-    with pytest.raises(SettingsError, match="no regular file"):
+    with pytest.raises(SettingsError, match="not a regular file"):
         Certificate(path, None)
-    with pytest.raises(NoKeyError, match="no regular file"):
+    with pytest.raises(NoKeyError, match="not a regular file"):
         EndpointKeys(tmp_path).read("file:pipe")
 
 

@@ -217,7 +217,7 @@ class MemoryHost:
             if twin.spec.fingerprint != spec.fingerprint:
                 raise Conflict(
                     f"{spec.name} already runs with other settings ({twin.spec.fingerprint}).",
-                    hint="Stop it first.",
+                    hint="Stop that engine, then start this one.",
                 )
             return twin.instance
         script = self._script(spec)

@@ -44,7 +44,7 @@ def test_files_without_models_end_with_words(tmp_path: Path) -> None:
     assert "no model that can be taken over" in nothing.stderr
     result = fitserve("import", str(other_file))
     assert result.returncode == 2
-    assert "no config of llama-swap, no Modelfile and no compose file" in result.stderr
+    assert "neither a config of llama-swap, nor a Modelfile, nor a compose file" in result.stderr
     missing = fitserve("import", str(tmp_path / "gone"))
     assert (missing.returncode, "cannot be read" in missing.stderr) == (2, True)
 
