@@ -62,7 +62,7 @@ def running_conflict_error(spec: LaunchSpec, present_fingerprint: str) -> Confli
     return Conflict(
         f"{spec.name} already runs with other settings ({present_fingerprint}, not"
         f" {spec.fingerprint}).",
-        hint="Stop it first.",
+        hint="Stop that engine, then start this one.",
     )
 
 

@@ -205,8 +205,8 @@ def refusal_capacity(connections: int) -> int:
 
 
 Admission = Literal["in", "refused", "out", "twin"]
-"""The admission of a connection: `in` stays, `refused` receives a refusal, `out` is closed immediately.
-`twin` takes no place, because another connection has one for both."""
+"""The admission of a connection: `in` stays, `refused` receives a refusal, `out` is closed
+immediately. `twin` takes no place, because another connection has one for both."""
 
 
 class Stall:

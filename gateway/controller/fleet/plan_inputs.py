@@ -58,8 +58,8 @@ class PlanInputs(NamedTuple):
 class ContextState(NamedTuple):
     """The context that a model was planned in: a digest of offers and wish, and the neighbours.
 
-    inputs_digest: the digest of offers and wish; None if the context changed while the plan was made,
-        so any other plan may help.
+    inputs_digest: the digest of offers and wish; None if the context changed while the plan was
+        made, so any other plan may help.
     """
 
     inputs_digest: int | None

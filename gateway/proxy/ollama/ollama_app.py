@@ -190,13 +190,15 @@ class _OllamaCall:
         async with self._inner_request("POST", path, b"") as inner_answer:
             if inner_answer.status >= 400:
                 error = _answer_event(await inner_answer.body())
-                await self._reply(
+                await self._reply_whole(
                     inner_answer.status, {"error": error_text(error)}, inner_answer.headers
                 )
                 return
         now = time.time()
         answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
-        await self._reply(200, answer.load_end(AnswerTimes(self._start_s, None, now), "unload"), ())
+        await self._reply_whole(
+            200, answer.load_end(AnswerTimes(self._start_s, None, now), "unload"), ()
+        )
 
     async def _translate_request(self, request: OpenAIRequest, name: str, body: bytes) -> None:
         async with self._inner_request("POST", request.path, body) as inner_answer:
