@@ -200,7 +200,8 @@ class Evictor:
         has_evictable_copy = (
             may_evict
             and not stops
-            and bool(set(self._fleet.evictable_copies(model)) - model.evictable_copies_at_last_plan)
+            and any(
+                place not in model.offered_copies for place in self._fleet.evictable_copies(model)) - model.evictable_copies_at_last_plan)
         )
         # Requests for serving copies come and go: they change nothing unless a copy is evicted for
         # them.

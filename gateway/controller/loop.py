@@ -321,9 +321,10 @@ class Loop:
         """Take the next steps of all models. Returns the reason why a step could not be recorded;
         None: all were."""
         problem: str | None = None
+        instance_by_name = {instance.name: instance for instance in instances}
         for model in models:
             try:
-                await self._attend(model, instances)
+                await self._attend(model, instance_by_name)
             except StoreError as error:
                 # A step that was not recorded is not done, and is tried again. Other models go on.
                 if self.health.store_problem is None:
@@ -370,7 +371,7 @@ class Loop:
                 await asyncio.to_thread(self._store.check)
         return self._store.problem or self._store.failing
 
-    async def _attend(self, model: ManagedModel, instances: list[Instance]) -> None:
+    async def _attend(self, model: ManagedModel, instances: Mapping[str, Instance]) -> None:
         """Take the next steps of one model. An unexpected error stays with the model. Raises
         StoreError."""
         if model.setback.rest_s:
@@ -394,14 +395,14 @@ class Loop:
         except Exception as error:
             model.setback.record_failure(error)
 
-    async def _forget(self, model: ManagedModel, instances: list[Instance]) -> None:
+    async def _forget(self, model: ManagedModel, instances: Mapping[str, Instance]) -> None:
         """Remove a model once nothing of it runs."""
         name = model.wish.name
         replicas = model.all_replicas
         for replica in replicas:
             await replica.unwatch()
         if any(replica.is_busy for replica in replicas) or any(
-            instance.model == name for instance in instances
+            instance.model == name for instance in instances.values()
         ):
             return
         # Records go first, so that they never restore a removed model.
@@ -416,7 +417,7 @@ class Loop:
         log.info("removed", model=name)
 
     async def _forget_trial(
-        self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]
+        self, model: ManagedModel, trial: ReplicaState, instances: Mapping[str, Instance]
     ) -> None:
         """Return the attempts of a trial to its replica once nothing of the trial runs. Attempts
         that measured a plan are dropped."""

@@ -210,6 +210,10 @@ def disturbances(
     """
     old_by_name = {engine.instance: engine for engine in former_engines}
     new_by_name = {engine.instance: engine for engine in new_engines}
+    names_by_gpu: dict[str, list[str]] = {}
+    for new_engine in new_by_name.values():
+        for uuid in new_engine.gpus:
+            names_by_gpu.setdefault(uuid, []).append(new_engine.instance)
     for instance, engine in {**old_by_name, **new_by_name}.items():
         former_phase = old_by_name[instance].phase if instance in old_by_name else None
         phase = new_by_name[instance].phase if instance in new_by_name else None
@@ -220,11 +224,12 @@ def disturbances(
             "settled",
         )
         activity = _ACTIVITIES[phase] if phase is not None else "came to its end"
-        for neighbour in new_by_name.values():
+        neighbours = {name for uuid in engine.gpus for name in names_by_gpu.get(uuid, ())}
+        for neighbour in (new_by_name[name] for name in sorted(neighbours - {instance})):
             is_disturbed = (neighbour.measures or not is_small) and not (
                 neighbour.is_sized and engine.is_sized
             )
-            if neighbour.instance != instance and engine.gpus & neighbour.gpus and is_disturbed:
+            if is_disturbed:
                 yield neighbour.instance, f"{engine.model} {activity} on the same GPU"
 
 

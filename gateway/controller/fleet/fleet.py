@@ -182,7 +182,7 @@ class Fleet:
         # follows after the first offers of all copies.
         surplus.sort(key=lambda pair: (pair[0], -sum(pair[1].gives.values())))
         caps = {name: last_caps(model) for name, model in neighbours.items()}
-        may = self.evictable_copies(requester)
+        may = [*self.evictable_copies(requester)]
         if requester is not None:
             requester.evictable_copies_at_last_plan = frozenset(may)
         evictions = self._eviction_offers(requester, may)
@@ -208,20 +208,17 @@ class Fleet:
             model.wish.name: sum_promises(self._promises(model.replicas)) for model in neighbours
         }
 
-    def evictable_copies(self, requester: ManagedModel | None) -> list[CopyId]:
-        """The copies of others that may be evicted for a model now.
+    def evictable_copies(self, requester: ManagedModel | None) -> Iterator[CopyId]:
+        """The copies of others that may be evicted for a model now, in this order.
 
         Without requests there are none. A second copy evicts only models without requests.
         """
-        if requester is None:
-            return [*self.eviction_order]
-        if not requester.serving:
-            return [*self.eviction_order] if requester.asks else []
-        return (
-            [copy_id for copy_id in self.eviction_order if copy_id[0] in self.unasked_models]
-            if requester.has_requests
-            else []
-        )
+        if requester is None or (requester.asks and not requester.serving):
+            yield from self.eviction_order
+        elif requester.has_requests and requester.serving:
+            unasked = self.unasked_models
+            yield from (
+            [copy_id for copy_id in self.eviction_order if copy_id[0] in unasked)
 
     def _eviction_offers(
         self, requester: ManagedModel | None, evictable_ids: Iterable[CopyId]

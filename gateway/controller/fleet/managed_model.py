@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -238,11 +238,10 @@ class ReplicaState:
         self.history = attempts[-MAX_ENDED_ATTEMPTS:]
         return attempts[:-MAX_ENDED_ATTEMPTS]
 
-    def instance_among(self, instances: Iterable[Instance]) -> Instance | None:
+    def instance_among(self, instance_by_name: Mapping[str, Instance]) -> Instance | None:
         """The instance of the live attempt; without one, a left-over instance of an ended
         attempt."""
         attempts = [*([self.attempt] if self.attempt else []), *reversed(self.history)]
-        instance_by_name = {instance.name: instance for instance in instances}
         leftovers = [
             instance_by_name[attempt.instance_name]
             for attempt in attempts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -89,10 +89,13 @@ class ReplicaSteps:
         self._drains = drains
 
     async def attend(
-        self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
+        self, model: ManagedModel, replica: ReplicaState, instances: Mapping[str, Instance]
     ) -> None:
         """Take the next steps of the replica. An unexpected error stays with the replica. Raises
-        StoreError."""
+        StoreError.
+
+        instances: by name.
+        """
         if replica.setback.rest_s:
             return
         try:
@@ -115,7 +118,7 @@ class ReplicaSteps:
             self._start_effect(replica, "Shrink", effect)
 
     async def _step(
-        self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]
+        self, model: ManagedModel, replica: ReplicaState, instances: Mapping[str, Instance]
     ) -> bool:
         """Perform the next action. Returns whether to look for another action immediately."""
         if replica.task is not None and replica.task.done():

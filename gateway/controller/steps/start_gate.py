@@ -80,6 +80,8 @@ class StartGate:
         self._begun_names: set[str] = set()
         """Started instances that the host may not list yet."""
         self._holders: dict[str, PlacedEngine] = {}
+        self._measuring_names: dict[str, set[str]] = {}
+        """The holders that measure a GPU, by its UUID."""
         self._disturbances: dict[str, tuple[float, str]] = {}
         """When and how a neighbour last disturbed an instance."""
         self._readings: dict[str, dict[str, MemoryReading]] = {}
@@ -105,6 +107,7 @@ class StartGate:
             holder.instance: _keep_since(holder, former_holders.get(holder.instance))
             for holder in holders
         }
+        self._index_measurements()
         # Engines from before the gateway's start disturb no measurement by their first sight.
         former_holders = former_holders if self._was_seen_once else self._holders
         self._was_seen_once = True
@@ -127,12 +130,7 @@ class StartGate:
 
         Such a measurement fails if another engine frees memory meanwhile.
         """
-        neighbours = (
-            holder
-            for holder in self._holders.values()
-            if holder.instance != but and holder.phase == "loading" and not holder.is_sized
-        )
-        return any(not neighbour.gpus.isdisjoint(gpus) for neighbour in neighbours)
+        return any(self._measuring_names.get(uuid, frozenset()) - {but} for uuid in gpus)
 
     def waits(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting_starts
@@ -192,6 +190,7 @@ class StartGate:
             phase_since=now,
             is_sized=is_sized,
         )
+        self._index_measurements()
         return kv_bytes
 
     async def wakes(self, attempt: Attempt) -> None:
@@ -215,6 +214,7 @@ class StartGate:
             measures=False,
             is_proved=True,
         )
+        self._index_measurements()
 
     def note_failure(self, attempt: Attempt, failure: Failure) -> str:
         """Note a failure. Returns why it says nothing about the plan; "" if it does."""

@@ -103,6 +103,11 @@ class ClusterHost:
         self._ports: dict[int, _Reserved] = {}
         """Ports of engines that have not been started yet."""
         self._allocating = asyncio.Lock()
+        self._viewing = asyncio.Lock()
+        self._view_count = 0
+        """Readings of all machines that have begun."""
+        self._views: Sequence[NodeView] | None = None
+        """The last reading; None: it failed, or there was none."""
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._twins: set[asyncio.Task[None]] = set()
         self._machines: frozenset[str] = frozenset()
@@ -303,7 +308,18 @@ class ClusterHost:
             )
 
     async def views(self) -> Sequence[NodeView]:
-        """The machines that answer. The GPUs of these machines decide where engines start."""
+        """The machines that answer. The GPUs of these machines decide where engines start.
+
+        Calls that wait for the end of a reading share the next one.
+        """
+        begun_count = self._view_count
+        async with self._viewing:
+            if self._view_count == begun_count or self._views is None:
+                self._view_count, self._views = self._view_count + 1, None
+                self._views = await self._read_views()
+            return self._views
+
+    async def _read_views(self) -> Sequence[NodeView]:
         answers = await asyncio.gather(
             *(node.view() for node in await self._alive_nodes()), return_exceptions=True
         )

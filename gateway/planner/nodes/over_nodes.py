@@ -228,8 +228,9 @@ def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[s
     bytes_per_gpu, shortages = plan.memory.promised_bytes, []
     gpu_by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
     used_uuids = {uuid for node_ranks in plan.nodes for uuid in node_ranks.gpus}
-    for uuid in sorted(used_uuids, key=list(gpu_by_uuid).index):
-        node, gpu = gpu_by_uuid[uuid]
+    for uuid, (node, gpu) in gpu_by_uuid.items():
+        if uuid not in used_uuids:
+            continue
         free_bytes = available_bytes(gpu, promised_bytes)
         if free_bytes < bytes_per_gpu:
             shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free_bytes)}")

@@ -41,6 +41,8 @@ class Networks:
             for link in cluster.links
         }
         self._network, self._table = cluster.network, table
+        self._qualities: dict[tuple[str, str], Quality] = {}
+        """By the names of two nodes."""
 
     def network(self, a: Node, b: Node) -> Network:
         return self._links.get(frozenset((a.name, b.name)), self._network)
@@ -49,6 +51,12 @@ class Networks:
         """More is better."""
         wire = node_wire(network, self._table) if self._table else None
         return (wire.bytes_s, -wire.latency_s) if wire else (0.0, 0.0)
+
+    def _quality_between(self, a: Node, b: Node) -> Quality:
+        if (quality := self._qualities.get((a.name, b.name))) is None:
+            quality = self._qualities[a.name, b.name] = self.quality(self.network(a, b))
+            self._qualities[b.name, a.name] = quality
+        return quality
 
     def is_unknown(self, groups: NodeGroups) -> bool:
         """Whether no speed follows from the network of these groups."""
@@ -60,8 +68,7 @@ class Networks:
             return [self._network]
         networks: dict[Quality, Network] = {}
         for a, b in combinations(nodes, 2):
-            network = self.network(a, b)
-            networks.setdefault(self.quality(network), network)
+            networks.setdefault(self._quality_between(a, b), self.network(a, b))
         return [networks[quality] for quality in sorted(networks, reverse=True)[:_LEVELS]]
 
     def groups(
@@ -76,7 +83,8 @@ class Networks:
         free_nodes, groups = list(nodes), list[tuple[Node, ...]]()
         while group := self._best_node_group(free_nodes, size, least_quality):
             groups.append(group)
-            free_nodes = [node for node in free_nodes if node not in group]
+            names = {node.name for node in group}
+            free_nodes = [node for node in free_nodes if node.name not in names]
         return groups
 
     def _best_node_group(
@@ -85,10 +93,9 @@ class Networks:
         for first in nodes:
             group = [first]
             for node in nodes:
-                is_joined = all(
-                    self.quality(self.network(node, member)) >= least_quality for member in group
-                )
-                if node is not first and is_joined:
+                if node is not first and all(
+                    self._quality_between(node, member) >= least_quality for member in group
+                ):
                     group.append(node)
                 if len(group) == size:
                     return tuple(group)
@@ -101,10 +108,11 @@ def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> It
     gpus, limit = len(machine.gpus), inputs.wish.gpus
     if not gpus or len({gpu.name for gpu in machine.gpus}) > 1:
         return
+    levels = networks.levels(kind.nodes) if len(kind.nodes) >= _SIZES[0] else []
     for size in _SIZES:
         if size > len(kind.nodes) or (isinstance(limit, int) and size * gpus > limit):
             return
-        for network in networks.levels(kind.nodes):
+        for network in levels:
             groups = networks.groups(kind.nodes, size, network)
             if groups:
                 span = Span(size, gpus, network, layouts(size, gpus, inputs.spec))

@@ -235,8 +235,11 @@ class ModelPlanning(FrozenRecord, frozen=True):
         rules, cluster = self.profiles.rules(engines), self.request.cluster
         if cluster is None:
             return decide(inputs, engines, rules)
-        from gateway.planner.nodes.over_nodes import decide_over_nodes  # not for one machine
+        # Not for one machine.
+        from gateway.planner.nodes.free_memory import cluster_beside
+        from gateway.planner.nodes.over_nodes import decide_over_nodes
 
+        cluster = cluster_beside(cluster, inputs.hardware)
         decision = decide_over_nodes(inputs, cluster, engines, rules)
         if self.request.machine_name:
             return decision
