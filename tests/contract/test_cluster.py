@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,16 +13,13 @@ from gateway.domain import Instance
 from gateway.errors import AgentAway
 from gateway.hosts.cluster.host import node_states
 from tests.support.cluster_nodes import has_words
+from tests.support.listening import listening_addresses
 from tests.support.patience import hang_s
 
 from .cluster_harness import ClusterHarness
 from .harness import answering, find, get, request, until
 
 pytestmark = pytest.mark.anyio
-
-LISTENS = "0A"
-"""TCP_LISTEN in the tables of /proc/net."""
-
 
 async def one_engine_each(cluster: ClusterHarness) -> dict[str, Instance]:
     """Running engines by machine."""
@@ -44,22 +40,6 @@ async def test_engines_are_spread_and_listen_on_the_address_of_their_machine(
         assert instance.url is not None
         assert instance.url.startswith(f"http://{node.address}:")
         assert cluster.pid(instance.name) in node.pids("fake_engine")
-
-
-def listening_addresses(pid: int) -> set[str]:
-    """The addresses on which the sockets of a process listen, in its network."""
-    sockets = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    lines = (
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
-    )
-    # The kernel writes an IPv4 address as a number of the machine's byte order.
-    return {
-        socket.inet_ntoa(bytes.fromhex(local.partition(":")[0])[::-1])
-        for _, local, _, state, *rest in lines
-        if state == LISTENS and f"socket:[{rest[5]}]" in sockets
-    }
 
 
 async def test_an_engine_answers_other_machines_only_with_its_key(

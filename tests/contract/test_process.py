@@ -475,7 +475,7 @@ async def test_ports_are_given_again_once_all_were(
     harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that swaps models starts more engines than there are ports."""
-    monkeypatch.setattr("gateway.hosts.process.host._PORTS", range(20_000, 20_006))
+    monkeypatch.setattr("gateway.hosts.process.host.ENGINE_PORTS", range(20_000, 20_006))
     monkeypatch.setattr(
         "gateway.hosts.process.host._is_port_free", lambda address, port: port != 20_003
     )

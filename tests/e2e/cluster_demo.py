@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
 import os
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from tests.contract.process_harness import living_in
 from tests.e2e.clustered import ClusterGateway
 from tests.e2e.conftest import ENGINE, START_S, install_engines
 from tests.support.cluster_nodes import ClusterNode, ClusterNodes, cluster_nodes, obstacle
+from tests.support.listening import listening_addresses
 from tests.support.patience import Patience, hang_s
 
 
@@ -49,6 +51,7 @@ class ClusterDemo:
             Step("both machines are in the cluster", self._join),
             Step("each machine runs a model", self._serve),
             Step("one URL answers for both", self._ask_both),
+            Step("engines listen on their machine's address alone", self._look_at_sockets),
             Step("the loss of a machine is noticed", self._lose),
             Step("its model runs on the other machine", self._move),
             Step("the model that was on the other machine served on", self._serve_on),
@@ -78,6 +81,12 @@ class ClusterDemo:
     def _ask_both(self) -> None:
         for model in ("a", "b"):
             assert self._ask(model).strip() in SENTENCE * 3
+
+    def _look_at_sockets(self) -> None:
+        for node in self._nodes.nodes:
+            addresses = set().union(*map(listening_addresses, living_engines(node)))
+            others = {name for name in addresses if not ipaddress.ip_address(name).is_loopback}
+            assert others == {node.address}, f"{node.name}: {addresses}"
 
     def _lose(self) -> None:
         second_node = self._nodes.second

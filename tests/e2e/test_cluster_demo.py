@@ -25,4 +25,4 @@ def test_a_machine_fails_and_comes_back(
     engines_for_cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(engines_for_cluster, tmp_path) == 0, capsys.readouterr().out
-    assert "8 passed, 0 failed" in capsys.readouterr().out
+    assert "9 passed, 0 failed" in capsys.readouterr().out

@@ -292,7 +292,7 @@ def _cluster(settings: Settings) -> MachineCheck | None:
         return MachineCheck(
             "cluster",
             "warn",
-            f"{answers}; Ray answers outside the network of the cluster:"
+            f"{answers}; Ray or engines answer outside the network of the cluster:"
             f" {', '.join(exposed_addresses)}",
             "Let only the machines of the cluster in: docs/cluster.md has the firewall rule.",
         )

@@ -77,7 +77,7 @@ KILL_S = 10.0
 
 # Below the ports of outgoing connections (net.ipv4.ip_local_port_range): such a connection could
 # take a port before the engine listens on it.
-_PORTS = range(20_000, 32_000)
+ENGINE_PORTS = range(20_000, 32_000)
 _LOOPBACK_OPTION = "--host=127.0.0.1"
 """The address in the command of a process, as plans have it."""
 
@@ -193,8 +193,8 @@ class ProcessHost:
     async def allocate_port(self) -> int:
         # An engine may listen minutes after its start: allocated ports look free, but are not.
         used_ports = {record.port for record in await run_to_end(self._find_all)}
-        first = int(self._id, 16) % len(_PORTS)
-        ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
+        first = int(self._id, 16) % len(ENGINE_PORTS)
+        ports: list[int] = [*ENGINE_PORTS[first:], *ENGINE_PORTS[:first]]
         fresh_ports = [port for port in ports if port not in self._given_ports]
         for port in (*fresh_ports, *self._given_ports):
             if port not in used_ports and _is_port_free(self._address, port):
@@ -203,7 +203,7 @@ class ProcessHost:
                 return port
         raise HostError(
             "No port is free for another engine.",
-            hint=f"Stop programs that listen on {_PORTS[0]} to {_PORTS[-1]}.",
+            hint=f"Stop programs that listen on {ENGINE_PORTS[0]} to {ENGINE_PORTS[-1]}.",
         )
 
     async def resolve(self, engine: EngineRef) -> EngineRef:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,24 @@ async def test_an_address_that_each_machine_has_leads_to_no_other_machine() -> N
         port = server.getsockname()[1]
         view = view_of(port, address, "127.0.0.2")
         assert await exposed_servers([view], member(port)) == [f"two at 127.0.0.2:{port}"]
+
+
+async def test_a_port_of_engines_on_another_address_is_named() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as head, socket.socket() as ranks:
+        port = free_port_of(ranks, "127.0.0.2")
+        view = view_of(port, "127.0.0.2")
+        membership = member(head.getsockname()[1])
+        assert await exposed_servers([view], membership) == [f"two at 127.0.0.2:{port}"]
+
+
+def free_port_of(listener: socket.socket, address: str) -> int:
+    """Listen on a free port where ranks of engines meet."""
+    for port in range(29_600, 32_764):
+        with suppress(OSError):
+            listener.bind((address, port))
+            listener.listen()
+            return port
+    raise AssertionError("no port is free")
 
 
 async def test_servers_on_other_addresses_of_other_machines_are_named() -> None:
