@@ -36,6 +36,7 @@ from tests.support.running import model_folder
 
 ENGINE_PROCESS = "engine"
 GATEWAY = "gateway"
+REDIS = "redis"
 # Words of the command lines of victims; a machine has none of some.
 VICTIMS = {
     "actor": "ray::Relay",
@@ -46,15 +47,20 @@ VICTIMS = {
     "link": "hosts.cluster.link",
     GATEWAY: "gateway.__main__ serve",
     ENGINE_PROCESS: "fake_engine",
+    REDIS: "redis-server",
 }
 
 
 class ClusterStorm:
     """Kills one victim a round, waits until all is well, and compares."""
 
-    def __init__(self, nodes: ClusterNodes, folder: Path, chance: random.Random) -> None:
+    def __init__(
+        self, nodes: ClusterNodes, folder: Path, chance: random.Random, victims: Sequence[str]
+    ) -> None:
+        """victims: keys of VICTIMS, of which the storm chooses."""
         self.nodes = nodes
         self._chance = chance
+        self._victims = victims
         self.stop_event = threading.Event()
         self.gateway = ClusterGateway(
             nodes,
@@ -105,7 +111,7 @@ class ClusterStorm:
     def _kill(self) -> str:
         """Kill a victim that runs, and return its kind."""
         while True:
-            victim = self._chance.choice([*VICTIMS])
+            victim = self._chance.choice(self._victims)
             running = [
                 (node, pid) for node in self.nodes.nodes for pid in node.pids(VICTIMS[victim])
             ]
@@ -118,6 +124,9 @@ class ClusterStorm:
                 os.kill(pid, signal.SIGKILL)
             if victim == GATEWAY:
                 self.gateway.stop(signal.SIGKILL)
+            if victim == REDIS:
+                self.nodes.stop_redis()
+                self.nodes.start_redis()
             if victim == "supervisor" and node.supervisor is not None:
                 # systemd does the same.
                 node.supervisor.wait(hang_s())
@@ -208,11 +217,13 @@ def profiles(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def storm(chance: random.Random) -> Iterator[ClusterStorm]:
-    with tempfile.TemporaryDirectory() as folder, cluster_nodes() as nodes:
+def storm(
+    chance: random.Random, victims: Sequence[str], *, has_redis: bool = False
+) -> Iterator[ClusterStorm]:
+    with tempfile.TemporaryDirectory() as folder, cluster_nodes(has_redis=has_redis) as nodes:
         for node in nodes.nodes:
             install(node.data, ENGINE.replace("==", "-"))
-        cluster_storm = ClusterStorm(nodes, Path(folder), chance)
+        cluster_storm = ClusterStorm(nodes, Path(folder), chance, victims)
         try:
             with nodes.network():
                 yield cluster_storm
@@ -240,17 +251,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--writers", type=int, default=3)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=[*VICTIMS])
+    parser.add_argument("--redis", action="store_true", help="the head keeps its tables in Redis")
     args = parser.parse_args()
     if reason := obstacle():
         sys.stderr.write(f"The storm cannot run here: {reason}.\n")
         return 2
     signal.signal(signal.SIGTERM, end_in_order)
-    with storm(random.Random(args.seed)) as new_storm:
+    victims = [victim for victim in args.victims if victim != REDIS or args.redis]
+    with storm(random.Random(args.seed), victims, has_redis=args.redis) as new_storm:
         new_storm.begin(args.writers)
-        for number in range(1, args.rounds + 1):
+        for _ in range(args.rounds):
             new_storm.round()
-            if number % 10 == 0:
-                sys.stderr.write(json.dumps(new_storm.figures()) + "\n")
+            sys.stderr.write(json.dumps(new_storm.figures()) + "\n")
         sys.stdout.write(json.dumps(new_storm.figures()) + "\n")
     return 0
 

@@ -30,6 +30,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import HANG_S, Patience, hang_s
 
 HEAD_PORT = 6379
+_REDIS_PORT = 6390
 _SUBNETS = 255
 _NEW_NETWORK = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -46,6 +47,8 @@ class ClusterNode:
         self.data = cluster.folder / name
         self.data.mkdir(mode=0o700)
         self.log = cluster.folder / f"{name}.log"
+        self.settings: dict[str, str] = {}
+        """Environment variables of this machine's programs alone."""
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.install("fake-1")
 
@@ -60,7 +63,7 @@ class ClusterNode:
             "FITSERVE_MODELS_DIR": str(self.data / "models"),
             "PYTHONPATH": str(ROOT),
         }
-        return {**keep, **environment, **self.cluster.settings, **settings}
+        return {**keep, **environment, **self.cluster.settings, **self.settings, **settings}
 
     def command(self, *arguments: str) -> list[str]:
         """A program of `gateway`, inside the namespace."""
@@ -149,8 +152,14 @@ def has_words(pid: int, words: tuple[str, ...]) -> bool:
 class ClusterNodes:
     """Two machines, `one` with the head."""
 
-    def __init__(self, lease_s: float = 300, **settings: str) -> None:
-        """settings: environment variables of all programs."""
+    def __init__(
+        self, lease_s: float = 300, *, has_redis: bool = False, **settings: str
+    ) -> None:
+        """has_redis: the head keeps its tables in a Redis server.
+        settings: environment variables of all programs.
+        """
+        self._has_redis = has_redis
+        self._redis: subprocess.Popen[bytes] | None = None
         self.prefix = f"fs{os.getpid()}"
         self.subnet = f"10.213.{os.getpid() % _SUBNETS}"
         self.lease_s = str(lease_s)
@@ -163,10 +172,32 @@ class ClusterNodes:
 
     def start(self) -> None:
         self._make_network()
+        if self._has_redis:
+            self.start_redis()
         self.head.start()
         token = self.head.data / "cluster" / "token"
         self.until("the head has a token", lambda: token.exists() and token.stat().st_size >= 32)
         self._join(self.second)
+
+    def start_redis(self) -> None:
+        """Start the Redis server of the head, on the disk of the last one."""
+        folder = self.folder / "redis"
+        folder.mkdir(exist_ok=True)
+        address = self.head.address
+        self.head.settings["RAY_REDIS_ADDRESS"] = f"{address}:{_REDIS_PORT}"
+        options = ("--port", str(_REDIS_PORT), "--bind", address, "--dir", str(folder))
+        self._redis = subprocess.Popen(
+            ["ip", "netns", "exec", self.head.namespace, "redis-server", *options]
+            + ["--appendonly", "yes", "--appendfsync", "always", "--protected-mode", "no"],
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def stop_redis(self) -> None:
+        if self._redis is not None:
+            self._redis.kill()
+            self._redis.wait()
+            self._redis = None
 
     @contextmanager
     def another(self, name: str) -> Iterator[ClusterNode]:
@@ -250,6 +281,7 @@ class ClusterNodes:
         """End everything. Returns the programs that outlived their supervisors."""
         for node in reversed(self.nodes):
             node.stop()
+        self.stop_redis()
         living_programs = self.living_programs()
         for node in self.nodes:
             self._clear(node)
@@ -259,9 +291,11 @@ class ClusterNodes:
 
 
 @contextmanager
-def cluster_nodes(lease_s: float = 300, **settings: str) -> Iterator[ClusterNodes]:
-    """Machines that have been started. settings: as ClusterNodes has them."""
-    nodes = ClusterNodes(lease_s, **settings)
+def cluster_nodes(
+    lease_s: float = 300, *, has_redis: bool = False, **settings: str
+) -> Iterator[ClusterNodes]:
+    """Machines that have been started. The parameters are those of ClusterNodes."""
+    nodes = ClusterNodes(lease_s, has_redis=has_redis, **settings)
     try:
         nodes.start()
         yield nodes
