@@ -1,7 +1,7 @@
 """A host over nodes: the parts of an engine over several nodes start, end and fail together.
 
-`host` runs each part as an engine of its own, on the node that the part's start names. Nothing
-is kept here, so the next gateway finds all engines by their names (node_group.py).
+`host` runs each part as an engine of its own, on the node that the part's start names. Only the
+last listing is kept here, so the next gateway finds all engines by their names (node_group.py).
 
 * `start` leaves all parts, or none.
 * `follow` mixes the logs, each line of a later node with the node before it. A part that ends
@@ -40,6 +40,8 @@ class NodesHost:
     def __init__(self, host: Host) -> None:
         """host: starts each part on the node of its `LaunchSpec`, and lists it with that."""
         self._host = host
+        self._listed_parts: dict[str, dict[str, str]] = {}
+        """The parts of each engine as last listed, as `_parts` gives them."""
         self.kind = host.kind
         self.forks = host.forks
 
@@ -74,7 +76,9 @@ class NodesHost:
         return join_parts(instances)[0]
 
     async def list(self) -> Instances:
-        return join_parts(await self._host.list())
+        instances = await self._host.list()
+        self._listed_parts = _nodes_by_part(instances)
+        return join_parts(instances)
 
     async def stop(self, name: str, grace_s: float) -> None:
         await _gather_all(
@@ -123,13 +127,21 @@ class NodesHost:
     async def _nodes_by_part(self, name: str) -> dict[str, str]:
         """The nodes of the engine's parts, by the names of the parts in order; the engine's own
         name where none is listed, as its log may still be there."""
-        parts = {
-            instance.name: instance.node
-            for instance in await self._host.list()
-            if instance.name == name
-            or ((part := part_name(instance.name)) is not None and part.name == name)
-        }
-        return {part: parts[part] for part in sorted(parts)} or {name: ""}
+        return _nodes_by_part(await self._host.list()).get(name) or {name: ""}
+
+    async def _known_parts(self, name: str) -> dict[str, str]:
+        """The parts as last listed, or as `_parts`: a look at one engine asks no other node."""
+        return self._listed_parts.get(name) or await self._parts(name)
+
+
+def _nodes_by_part(instances: Sequence[Instance]) -> dict[str, dict[str, str]]:
+    """The nodes of the parts of each engine, by the names of the parts in order."""
+    parts: dict[str, dict[str, str]] = {}
+    for instance in sorted(instances, key=lambda instance: instance.name):
+        part = part_name(instance.name)
+        engine = part.name if part is not None else instance.name
+        parts.setdefault(engine, {})[instance.name] = instance.node
+    return parts
 
 
 def _mark(name: str, node: str) -> bytes:

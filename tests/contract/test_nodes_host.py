@@ -12,15 +12,17 @@ from typing import NamedTuple
 import pytest
 
 from gateway.diagnosis.log_reader import LogReader
-from gateway.domain import LaunchSpec, NodeLaunch
+from gateway.domain import Instance, LaunchSpec, NodeLaunch
 from gateway.errors import Conflict, HostError
 from gateway.hosts.nodes_host import NodesHost
 from gateway.hosts.process.host import ProcessHost
 from gateway.profiles.profiles import Profiles
+from tests.support.memory_host import MemoryHost
 from tests.support.separate_hosts import SeparateHosts
 from tests.support.versions import VLLM_REF
 
 from .harness import answering, find, get, until, wait_for_exit
+from .memory_harness import MemoryHarness
 from .process_harness import ProcessHarness, free_port, living_in
 
 pytestmark = pytest.mark.anyio
@@ -223,3 +225,26 @@ async def test_an_engine_on_one_node_is_that_of_its_host(nodes: Nodes) -> None:
         return await host.list() == []
 
     await until("nothing is left", is_gone)
+
+
+async def test_a_look_at_an_engine_asks_no_other_node() -> None:
+    """Each of hundreds of engines is looked at all the time."""
+
+    class Counted(MemoryHost):
+        listings = 0
+
+        async def list(self) -> list[Instance]:
+            self.listings += 1
+            return await super().list()
+
+    harness = MemoryHarness()
+    node_host = Counted(world=harness.world)
+    host = NodesHost(node_host)
+    name = (await host.start(harness.make_spec(NAME))).name
+    await host.list()
+    former_count = node_host.listings
+    assert await host.processes(name)
+    async with aclosing(host.follow(name)) as lines:
+        assert await anext(lines)
+    assert node_host.listings == former_count
+    await harness.cleanup()

@@ -34,6 +34,7 @@ from gateway.errors import AgentAway, AgentRefusal, FitserveError, HostError
 from gateway.hosts.cluster.link_process import LinkProcess
 from gateway.hosts.cluster.machine_views import machine_views
 from gateway.hosts.cluster.node_host import ANSWER_S, ENVIRONMENT, PATH_START, NodeHost
+from gateway.hosts.cluster.shared_reading import SharedReading
 from gateway.hosts.cluster.weights_copies import WeightsCopies
 from gateway.hosts.host import HubCommit, Machines
 from gateway.hosts.node_group import part_name
@@ -103,11 +104,8 @@ class ClusterHost:
         self._ports: dict[int, _Reserved] = {}
         """Ports of engines that have not been started yet."""
         self._allocating = asyncio.Lock()
-        self._viewing = asyncio.Lock()
-        self._view_count = 0
-        """Readings of all machines that have begun."""
-        self._views: Sequence[NodeView] | None = None
-        """The last reading; None: it failed, or there was none."""
+        self._view_reading = SharedReading(self._read_views)
+        self._list_reading = SharedReading(self._read_instances)
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._twins: set[asyncio.Task[None]] = set()
         self._machines: frozenset[str] = frozenset()
@@ -146,6 +144,9 @@ class ClusterHost:
         return instance
 
     async def list(self) -> Instances:
+        return [*await self._list_reading.result()]
+
+    async def _read_instances(self) -> Instances:
         nodes = await self._alive_nodes()
         names = [node.name for node in nodes]
         lost_names = sorted(self._listings.keys() - set(names))
@@ -308,16 +309,8 @@ class ClusterHost:
             )
 
     async def views(self) -> Sequence[NodeView]:
-        """The machines that answer. The GPUs of these machines decide where engines start.
-
-        Calls that wait for the end of a reading share the next one.
-        """
-        begun_count = self._view_count
-        async with self._viewing:
-            if self._view_count == begun_count or self._views is None:
-                self._view_count, self._views = self._view_count + 1, None
-                self._views = await self._read_views()
-            return self._views
+        """The machines that answer. The GPUs of these machines decide where engines start."""
+        return await self._view_reading.result()
 
     async def _read_views(self) -> Sequence[NodeView]:
         answers = await asyncio.gather(
