@@ -31,6 +31,7 @@ from gateway.planner.comparison import gpu_comparison
 from gateway.planner.decide import decide, engine_order, rank_plans
 from gateway.planner.nodes.kinds import NodeKind, node_kinds
 from gateway.planner.nodes.placement import place_on_groups, place_on_nodes
+from gateway.planner.nodes.repeats import best_of_layouts, distinct_refusals
 from gateway.planner.nodes.spans import Networks, NodeGroups, node_groups
 from gateway.planner.nodes.words import node_reason
 from gateway.planner.parallel import drop_engines
@@ -96,8 +97,8 @@ def _decide_over_nodes(
             plans += placed_plans
             networks_used += [(plan, network) for plan in placed_plans]
     whole_input = inputs.replace_fields(hardware=_all_gpus(nodes), alike_nodes=1)
-    best_plans = rank_plans(whole_input, plans, engine_order(engines))
-    rejections = tuple(rejection for decision in decisions for rejection in decision.rejected)
+    best_plans = best_of_layouts(rank_plans(whole_input, plans, engine_order(engines)))
+    rejections = tuple(rejection for decision in decisions for rejection in decision.rejected))
     rejections += tuple(_unlike_nodes_refusals(kinds, engines))
     return Decision(
         model=inputs.spec.source,

@@ -1,0 +1,60 @@
+"""The plans and refusals that stand for many like them on nodes of a cluster. Pure.
+
+Nodes that differ in free memory alone have the same layouts and refusals. A hundred such nodes
+would make a decision of many megabytes, which no reader compares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+
+from gateway.domain import Plan, Rejected
+
+# Plans of one layout that a decision keeps, the best ones.
+_MAX_PLANS_OF_LAYOUT = 8
+
+
+def best_of_layouts(best_plans: Sequence[Plan]) -> list[Plan]:
+    """The best plans of each layout. best_plans: best first."""
+    counts: Counter[Hashable] = Counter()
+    kept_plans = []
+    for plan in best_plans:
+        layout = (
+            str(plan.engine),
+            plan.quantization.value,
+            plan.tensor_parallel.value,
+            plan.pipeline_parallel.value,
+            plan.data_parallel.value,
+            plan.span,
+            plan.memory.gpu_bytes,
+        )
+        counts[layout] += 1
+        if counts[layout] <= _MAX_PLANS_OF_LAYOUT:
+            kept_plans.append(plan)
+    return kept_plans
+
+
+def distinct_refusals(rejections: Iterable[Rejected]) -> Iterable[Rejected]:
+    """One of the refusals that differ in free memory alone: that with the most memory."""
+    kept_rows: dict[Hashable, Rejected] = {}
+    for row in rejections:
+        subject = (
+            str(row.engine),
+            row.tensor_parallel,
+            row.pipeline_parallel,
+            row.data_parallel,
+            row.verdict,
+            row.layer,
+            row.source,
+            row.question,
+            row.memory.gpu_bytes if row.memory is not None else row.reasons,
+        )
+        kept_row = kept_rows.setdefault(subject, row)
+        if _budget_bytes(row) > _budget_bytes(kept_row):
+            kept_rows[subject] = row
+    return kept_rows.values()
+
+
+def _budget_bytes(row: Rejected) -> int:
+    return row.memory.budget_bytes if row.memory is not None else 0

@@ -1,0 +1,56 @@
+"""Decisions for many nodes that differ in free memory alone stay as short as for a few."""
+
+from __future__ import annotations
+
+from gateway.domain import Decision
+from gateway.planner.nodes.repeats import best_of_layouts, distinct_refusals
+from gateway.profiles.cluster_forms import cluster_of
+from gateway.profiles.profiles import Profiles
+from tests.support.node_plans import FAST, decide_on
+from tests.support.versions import VLLM_REF
+
+PROFILES = Profiles()
+
+
+def decide_for(nodes: int) -> Decision:
+    """The decision for nodes with one GPU, each with another amount of free memory."""
+    cluster = cluster_of([PROFILES.hardware("3090")] * nodes, FAST)
+    uneven_nodes = []
+    for number, node in enumerate(cluster.nodes):
+        (gpu,) = node.hardware.gpus
+        assert gpu.total_bytes is not None
+        free_bytes = gpu.total_bytes * (nodes - number) // nodes
+        hardware = node.hardware.evolve(gpus=(gpu.evolve(free_bytes=free_bytes),))
+        uneven_nodes.append(node.evolve(hardware=hardware))
+    return decide_on(
+        cluster.evolve(nodes=tuple(uneven_nodes)), PROFILES.engine(VLLM_REF), "llama-3.1-8b"
+    )
+
+
+def test_many_uneven_nodes_add_no_plans_and_refusals_without_end() -> None:
+    few, many = decide_for(16), decide_for(48)
+    assert many.plans[0].nodes[0].node == few.plans[0].nodes[0].node == "node-1"
+    assert len(many.plans) <= 2 * len(few.plans)
+    assert len(many.rejected) <= 2 * len(few.rejected)
+    layouts = {(plan.tensor_parallel.value, plan.span) for plan in many.plans}
+    assert layouts == {(plan.tensor_parallel.value, plan.span) for plan in few.plans}
+
+
+def test_the_refusal_with_the_most_memory_stands_for_its_like() -> None:
+    decision = decide_for(48)
+    rows = [row for row in decision.rejected if row.memory is not None]
+    assert rows
+    for row in rows:
+        assert row.memory is not None
+        small_memory = row.memory.evolve(budget_bytes=row.memory.budget_bytes - 1)
+        small = row.evolve(memory=small_memory, reasons=("it has less memory",))
+        assert [*distinct_refusals([small, row])] == [row]
+        assert [*distinct_refusals([row, small])] == [row]
+        other = small.evolve(verdict="another")
+        assert [*distinct_refusals([row, other])] == [row, other]
+
+
+def test_the_best_plans_of_a_layout_stay() -> None:
+    (plan, *_) = decide_for(16).plans
+    copies = [plan.evolve(rank=number) for number in range(20)]
+    assert [kept.rank for kept in best_of_layouts(copies)] == [*range(8)]
