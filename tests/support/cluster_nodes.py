@@ -48,7 +48,7 @@ class ClusterNode:
         self.data.mkdir(mode=0o700)
         self.log = cluster.folder / f"{name}.log"
         self.settings: dict[str, str] = {}
-        """Environment variables of this machine's programs alone."""
+        """Environment variables of this machine's supervisor alone."""
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.install("fake-1")
 
@@ -63,7 +63,7 @@ class ClusterNode:
             "FITSERVE_MODELS_DIR": str(self.data / "models"),
             "PYTHONPATH": str(ROOT),
         }
-        return {**keep, **environment, **self.cluster.settings, **self.settings, **settings}
+        return {**keep, **environment, **self.cluster.settings, **settings}
 
     def command(self, *arguments: str) -> list[str]:
         """A program of `gateway`, inside the namespace."""
@@ -96,7 +96,7 @@ class ClusterNode:
         with self.log.open("ab") as log:
             self.supervisor = subprocess.Popen(
                 self.command("gateway.__main__", "cluster", *part, *arguments),
-                env=self.environment(),
+                env=self.environment(**self.settings),
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -8,8 +8,9 @@ from gateway.domain import Gpu, Hardware, Node
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import available_bytes
 
-# Free memory counts as equal within this part of a GPU.
-_STEPS = 64
+# Free memory counts as equal within this part of a GPU, and below the first two as none: that is
+# what full GPUs have left.
+_STEPS, _FIRST_STEP = 64, 2
 
 
 class NodeKind(FrozenRecord, frozen=True):
@@ -33,24 +34,35 @@ def node_kinds(
     ordered_nodes = sorted(nodes, key=lambda node: source not in node.weights)
     kinds: dict[Hashable, list[Node]] = {}
     for node in ordered_nodes:
-        kinds.setdefault(_node_identity(node.hardware, promised_bytes), []).append(node)
+        ordered_node = _order_gpus(node, promised_bytes)
+        kinds.setdefault(_node_identity(ordered_node.hardware, promised_bytes), []).append(ordered_node)
     return [_node_kind(group, promised_bytes) for group in kinds.values()]
 
 
-def _node_identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
+def _node_identity(node: Node, promised_bytes: Mapping[str, int]) -> Node:
+    """The node with its GPUs by their room, where these and the links between them are alike.
+
+    So nodes with as many free GPUs are alike, whichever these are. The numbers stay in order.
+    """
+    machine = node.hardware
+    kinds = {_kind_of_gpu(gpu) for gpu in machine.gpus}
+    links = {(link.nvlinks, link.p2p) for link in machine.links}
+    pairs = len(machine.gpus) * (len(machine.gpus) - 1) // 2
+    if len(kinds) > 1 or len(links) > 1 or len(machine.links) not in (0, pairs):
+        return node
+    by_room = sorted(machine.gpus, key=lambda gpu: -(_step(gpu, promised_bytes) or 0))
+    if all(gpu is place for gpu, place in zip(by_room, machine.gpus, strict=True)):
+        return node
     gpus = tuple(
-        (
-            gpu.index,
-            gpu.name,
-            gpu.capability,
-            gpu.total_bytes,
-            gpu.memory_kind,
-            gpu.mig,
-            gpu.host_bytes,
-            gpu.lost is None and gpu.kept is None,
-            _memory_step(gpu, promised_bytes),
-        )
-        for gpu in machine.gpus
+        gpu.evolve(index=place.index) for gpu, place in zip(by_room, machine.gpus, strict=True)
+    )
+    return node.evolve(hardware=machine.evolve(gpus=gpus))
+
+
+def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
+    gpus = tuple(
+        (gpu.index, _kind_of_gpu(gpu),
+            _memory_step(gpu, promised_bytes)) for gpu in machine.gpus
     )
     links = tuple((link.a, link.b, link.nvlinks, link.p2p) for link in machine.links)
     ram = machine.ram_total_bytes if not gpus else 0
@@ -60,7 +72,8 @@ def _node_identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hash
 def _memory_step(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int | None:
     if not gpu.total_bytes:
         return None
-    return available_bytes(gpu, promised_bytes) * _STEPS // gpu.total_bytes
+    step = available_bytes(gpu, promised_bytes) * _STEPS // gpu.total_bytes
+    return step if step >= _FIRST_STEP else 0
 
 
 def _node_kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> NodeKind:
