@@ -263,6 +263,7 @@ class Gateway:
         for attempt in machines.attempts:
             wish = Wish(name=attempt.model, source=MODEL, engines=("vllm",))
             store.restore(wish, attempt.started_at, attempt)
+            store.save_attempt(attempt)
         self.cluster_host = ClusterHost(folder / "link.sock", "benchmark")
         host = NodesHost(self.cluster_host)
         planner: Any = partial(MachinePlanner, cluster=self.cluster_host.cluster)(
@@ -279,7 +280,7 @@ class Gateway:
         )
         self.loop.load()
         watcher: Any = SimpleNamespace(
-            observation=Observation(verified=True), tail=(), problems=()
+            observation=Observation(verified=True, answering=True), tail=(), problems=()
         )
         for replica in self.loop.fleet.replicas():
             replica.watcher = watcher
