@@ -162,14 +162,16 @@ def planning_input(cluster: Cluster, wish: Wish, **fields: Any) -> PlanningInput
     )
 
 
-def mixed(cluster: Cluster) -> Cluster:
+def mix_memory(cluster: Cluster) -> Cluster:
     """The cluster with GPUs of which some are free, some full, and some shared by small models."""
     chance = random.Random(SEED)
     nodes = []
     for node in cluster.nodes:
         gpus = tuple(
             gpu.evolve(
-                free_bytes=int((gpu.total_bytes or 0) * chance.choice((0.99, 0.04, chance.random())))
+                free_bytes=int(
+                    (gpu.total_bytes or 0) * chance.choice((0.99, 0.04, chance.random()))
+                )
             )
             for gpu in node.hardware.gpus
         )
@@ -177,7 +179,7 @@ def mixed(cluster: Cluster) -> Cluster:
     return cluster.evolve(nodes=tuple(nodes))
 
 
-def linked(cluster: Cluster) -> Cluster:
+def link_nodes(cluster: Cluster) -> Cluster:
     """The cluster with a measured network between each two nodes, of three speeds."""
     chance = random.Random(SEED)
     names = [node.name for node in cluster.nodes]
@@ -238,7 +240,7 @@ def serve(path: str, answers: dict[tuple[str, str], bytes], states: bytes) -> No
 
 
 @contextmanager
-def served(machines: Machines, path: Path) -> Iterator[None]:
+def serve_machines(machines: Machines, path: Path) -> Iterator[None]:
     states = [{"name": node.name, "state": "alive"} for node in machines.cluster.nodes]
     line = json.dumps(states).encode() + b"\n"
     context = multiprocessing.get_context("fork")
@@ -285,6 +287,9 @@ class Gateway:
         for replica in self.loop.fleet.replicas():
             replica.watcher = watcher
 
+    async def run_pass(self) -> None:
+        await self.loop._pass()  # noqa: SLF001 - `run` makes passes without end
+
     def ask_all(self) -> None:
         """Let a request wait for each model."""
         waits = dict.fromkeys(self.loop.fleet.models, 1.0)
@@ -292,7 +297,7 @@ class Gateway:
 
     def check(self) -> None:
         """Raises SystemExit unless each model serves."""
-        routes = self.loop._routes.table.models
+        routes = self.routes.table.models
         states = {routes[name].state for name in self.loop.fleet.models}
         if states != {"ready"} or self.loop.health.host_problem is not None:
             raise SystemExit(f"The models are {states}: {self.loop.health.host_problem}")
@@ -300,6 +305,15 @@ class Gateway:
 
 async def _download(*_: Any, **__: Any) -> Path:
     raise SystemExit("Nothing is downloaded here.")
+
+
+@contextmanager
+def gateway_for(machines: Machines) -> Iterator[Gateway]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serve_machines(machines, Path(folder) / "link.sock"),
+    ):
+        yield Gateway(machines, Path(folder))
 
 
 async def measure_loop(gateway: Gateway, rounds: int) -> dict[str, float]:
@@ -312,14 +326,14 @@ async def measure_loop(gateway: Gateway, rounds: int) -> dict[str, float]:
         await action()
         times.setdefault(name, []).append(time.process_time() - began)
 
-    await gateway.loop._pass()
+    await gateway.run_pass()
     gateway.check()
     for _ in range(rounds):
-        await note("pass", gateway.loop._pass)
+        await note("pass", gateway.run_pass)
     gateway.check()
     gateway.ask_all()
     for _ in range(rounds):
-        await note("pass with requests", gateway.loop._pass)
+        await note("pass with requests", gateway.run_pass)
     for _ in range(rounds):
         await note("hardware", gateway.cluster_host.cluster)
     return {name: min(values) for name, values in times.items()}
@@ -329,8 +343,8 @@ def report(nodes: int, rounds: int) -> None:
     machines = Machines(nodes)
     clusters = {
         "alike": machines.cluster,
-        "mixed": mixed(machines.cluster),
-        "linked": linked(machines.cluster),
+        "mixed": mix_memory(machines.cluster),
+        "linked": link_nodes(machines.cluster),
     }
     size = f"{nodes} machines, {len(machines.attempts)} GPUs"
     for name, cluster in clusters.items():
@@ -340,11 +354,9 @@ def report(nodes: int, rounds: int) -> None:
     request_bytes = send_request(clusters["linked"])
     cpu_s = best_cpu_s(partial(send_request, clusters["linked"]), rounds)
     print(f"{size}: request to the plan process {cpu_s:.3f} s, {request_bytes / 1e6:.2f} MB")
-    with tempfile.TemporaryDirectory() as folder:
-        with served(machines, Path(folder) / "link.sock"):
-            gateway = Gateway(machines, Path(folder))
-            for name, cpu_s in asyncio.run(measure_loop(gateway, rounds)).items():
-                print(f"{size}: {name} {cpu_s:.3f} s")
+    with gateway_for(machines) as gateway:
+        for name, cpu_s in asyncio.run(measure_loop(gateway, rounds)).items():
+            print(f"{size}: {name} {cpu_s:.3f} s")
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{size}: at most {resident:.0f} MiB so far", flush=True)
 
@@ -354,18 +366,16 @@ def play(part: str, nodes: int, rounds: int) -> None:
     machines = Machines(nodes)
     if part == "plan":
         for _ in range(rounds):
-            plan_once(mixed(machines.cluster))
+            plan_once(mix_memory(machines.cluster))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        with served(machines, Path(folder) / "link.sock"):
-            gateway = Gateway(machines, Path(folder))
+    with gateway_for(machines) as gateway:
 
-            async def pass_often() -> None:
-                for _ in range(rounds):
-                    await gateway.loop._pass()
+        async def pass_often() -> None:
+            for _ in range(rounds):
+                await gateway.run_pass()
 
-            asyncio.run(pass_often())
-            gateway.check()
+        asyncio.run(pass_often())
+        gateway.check()
 
 
 def instructions(part: str, nodes: int, rounds: int) -> int:

@@ -21,6 +21,7 @@ from .harness import answering, find, get, request, until
 
 pytestmark = pytest.mark.anyio
 
+
 async def one_engine_each(cluster: ClusterHarness) -> dict[str, Instance]:
     """Running engines by machine."""
     instances = [await cluster.host.start(cluster.make_spec(name)) for name in ("a1", "a2")]

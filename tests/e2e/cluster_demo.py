@@ -85,8 +85,10 @@ class ClusterDemo:
     def _look_at_sockets(self) -> None:
         for node in self._nodes.nodes:
             addresses = set().union(*map(listening_addresses, living_engines(node)))
-            others = {name for name in addresses if not ipaddress.ip_address(name).is_loopback}
-            assert others == {node.address}, f"{node.name}: {addresses}"
+            open_addresses = {
+                name for name in addresses if not ipaddress.ip_address(name).is_loopback
+            }
+            assert open_addresses == {node.address}, f"{node.name}: {addresses}"
 
     def _lose(self) -> None:
         second_node = self._nodes.second

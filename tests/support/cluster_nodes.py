@@ -152,9 +152,7 @@ def has_words(pid: int, words: tuple[str, ...]) -> bool:
 class ClusterNodes:
     """Two machines, `one` with the head."""
 
-    def __init__(
-        self, lease_s: float = 300, *, has_redis: bool = False, **settings: str
-    ) -> None:
+    def __init__(self, lease_s: float = 300, *, has_redis: bool = False, **settings: str) -> None:
         """has_redis: the head keeps its tables in a Redis server.
         settings: environment variables of all programs.
         """
@@ -185,10 +183,10 @@ class ClusterNodes:
         folder.mkdir(exist_ok=True)
         address = self.head.address
         self.head.settings["RAY_REDIS_ADDRESS"] = f"{address}:{_REDIS_PORT}"
-        options = ("--port", str(_REDIS_PORT), "--bind", address, "--dir", str(folder))
+        options = ["--port", str(_REDIS_PORT), "--bind", address, "--dir", str(folder)]
+        options += ["--appendonly", "yes", "--appendfsync", "always", "--protected-mode", "no"]
         self._redis = subprocess.Popen(
-            ["ip", "netns", "exec", self.head.namespace, "redis-server", *options]
-            + ["--appendonly", "yes", "--appendfsync", "always", "--protected-mode", "no"],
+            ["ip", "netns", "exec", self.head.namespace, "redis-server", *options],
             stdout=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,
         )

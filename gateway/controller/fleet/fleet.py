@@ -216,9 +216,8 @@ class Fleet:
         if requester is None or (requester.asks and not requester.serving):
             yield from self.eviction_order
         elif requester.has_requests and requester.serving:
-            unasked = self.unasked_models
             yield from (
-            [copy_id for copy_id in self.eviction_order if copy_id[0] in unasked)
+            [copy_id for copy_id in self.eviction_order if copy_id[0] in self.unasked_models)
 
     def _eviction_offers(
         self, requester: ManagedModel | None, evictable_ids: Iterable[CopyId]

@@ -8,8 +8,8 @@ from gateway.domain import Gpu, Hardware, Node
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import available_bytes
 
-# Free memory counts as equal within this part of a GPU, and below the first two as none: that is
-# what full GPUs have left.
+# Free memory counts as equal within this part of a GPU, and below two parts as none: full GPUs have
+# so much left.
 _STEPS, _FIRST_STEP = 64, 2
 
 
@@ -60,10 +60,8 @@ def _node_identity(node: Node, promised_bytes: Mapping[str, int]) -> Node:
 
 
 def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
-    gpus = tuple(
-        (gpu.index, _kind_of_gpu(gpu),
-            _memory_step(gpu, promised_bytes)) for gpu in machine.gpus
-    )
+    gpus = tuple((gpu.index, _kind_of_gpu(gpu),
+            _memory_step(gpu, promised_bytes)) for gpu in machine.gpus)
     links = tuple((link.a, link.b, link.nvlinks, link.p2p) for link in machine.links)
     ram = machine.ram_total_bytes if not gpus else 0
     return machine.arch, machine.driver, machine.cpu_features, gpus, links, ram

@@ -42,7 +42,7 @@ class Networks:
         }
         self._network, self._table = cluster.network, table
         self._qualities: dict[tuple[str, str], Quality] = {}
-        """By the names of two nodes."""
+        """Qualities of networks by the names of two nodes."""
 
     def network(self, a: Node, b: Node) -> Network:
         return self._links.get(frozenset((a.name, b.name)), self._network)

@@ -28,12 +28,16 @@ def decide_for(nodes: int) -> Decision:
 
 
 def test_many_uneven_nodes_add_no_plans_and_refusals_without_end() -> None:
-    few, many = decide_for(16), decide_for(48)
-    assert many.plans[0].nodes[0].node == few.plans[0].nodes[0].node == "node-1"
-    assert len(many.plans) <= 2 * len(few.plans)
-    assert len(many.rejected) <= 2 * len(few.rejected)
-    layouts = {(plan.tensor_parallel.value, plan.span) for plan in many.plans}
-    assert layouts == {(plan.tensor_parallel.value, plan.span) for plan in few.plans}
+    decision_of_few, decision_of_many = decide_for(16), decide_for(48)
+    assert decision_of_many.plans[0].nodes[0].node == "node-1"
+    assert decision_of_few.plans[0].nodes[0].node == "node-1"
+    assert len(decision_of_many.plans) <= 2 * len(decision_of_few.plans)
+    assert len(decision_of_many.rejected) <= 2 * len(decision_of_few.rejected)
+    layouts = [
+        {(plan.tensor_parallel.value, plan.span) for plan in decision.plans}
+        for decision in (decision_of_few, decision_of_many)
+    ]
+    assert layouts[0] == layouts[1]
 
 
 def test_the_refusal_with_the_most_memory_stands_for_its_like() -> None:
@@ -43,14 +47,14 @@ def test_the_refusal_with_the_most_memory_stands_for_its_like() -> None:
     for row in rows:
         assert row.memory is not None
         small_memory = row.memory.evolve(budget_bytes=row.memory.budget_bytes - 1)
-        small = row.evolve(memory=small_memory, reasons=("it has less memory",))
-        assert [*distinct_refusals([small, row])] == [row]
-        assert [*distinct_refusals([row, small])] == [row]
-        other = small.evolve(verdict="another")
-        assert [*distinct_refusals([row, other])] == [row, other]
+        small_row = row.evolve(memory=small_memory, reasons=("it has less memory",))
+        assert [*distinct_refusals([small_row, row])] == [row]
+        assert [*distinct_refusals([row, small_row])] == [row]
+        other_row = small_row.evolve(verdict="another")
+        assert [*distinct_refusals([row, other_row])] == [row, other_row]
 
 
 def test_the_best_plans_of_a_layout_stay() -> None:
     (plan, *_) = decide_for(16).plans
     copies = [plan.evolve(rank=number) for number in range(20)]
-    assert [kept.rank for kept in best_of_layouts(copies)] == [*range(8)]
+    assert [plan.rank for plan in best_of_layouts(copies)] == [*range(8)]

@@ -62,9 +62,11 @@ def test_a_model_takes_the_place_that_another_model_leaves_on_its_machine(wish: 
 def test_a_running_plan_is_compared_without_its_own_memory(wish: Wish) -> None:
     request = full_request(wish)
     planner = OfflinePlanner.read_environment()
-    empty = cluster_of([Profiles().hardware("3090")] * 2, Network())
-    alone = PlanRequest(wish, machine=_join_nodes(empty), cluster=empty, needs_weights=False)
-    running_plan = planner.decide_request(alone).plans[0]
+    empty_cluster = cluster_of([Profiles().hardware("3090")] * 2, Network())
+    first_request = PlanRequest(
+        wish, machine=_join_nodes(empty_cluster), cluster=empty_cluster, needs_weights=False
+    )
+    running_plan = planner.decide_request(first_request).plans[0]
     (uuid,) = running_plan.gpus
     promised_bytes = {name: size for name, size in request.promised_bytes.items() if name != uuid}
     running = RunningPlan(running_plan, {uuid: HELD_BYTES})
