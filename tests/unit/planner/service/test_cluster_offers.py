@@ -52,7 +52,7 @@ def test_a_model_takes_the_place_that_another_model_leaves_on_its_machine(wish: 
     uuid = [*request.promised_bytes][1]
     offer = Offer(model="other", how="stop", gives={uuid: HELD_BYTES}, words="other stops")
     decision = planner.decide_request(replace(request, sharing=Sharing(offers=(offer,))))
-    assert [(taken.model, taken.how, taken.gives) for taken in decision.takes] == [
+    assert [(row.model, row.how, row.gives) for row in decision.takes] == [
         ("other", "stop", offer.gives)
     ]
     assert decision.plans[0].gpus == (uuid,)
