@@ -268,8 +268,10 @@ class Gateway:
             store.save_attempt(attempt)
         self.cluster_host = ClusterHost(folder / "link.sock", "benchmark")
         host = NodesHost(self.cluster_host)
+        # No plan is made, and no engine is asked.
+        absent: Any = None
         planner: Any = partial(MachinePlanner, cluster=self.cluster_host.cluster)(
-            settings.data, SimpleNamespace(), GpuWatch(), SimpleNamespace(), PROFILES, None
+            settings.data, absent, GpuWatch(), absent, PROFILES, None
         )
         self.routes = Routes()
         self.loop = Loop(
