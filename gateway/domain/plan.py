@@ -11,6 +11,7 @@ from typing import Literal
 from gateway.domain.base import Field
 from gateway.domain.choice import (
     NOT_FOR_AGENTS,
+    ONE_CLASS,
     BoolChoice,
     Choice,
     IntChoice,
@@ -288,6 +289,7 @@ class Plan(Value):
     kv_offload_gib: Choice[int | float] = NumberChoice(
         value=0, reason=NOT_FOR_AGENTS, source="planner"
     )
+    request_order: Choice[str] = StrChoice(value="arrival", reason=ONE_CLASS, source="planner")
     kernels: tuple[LayerKernel, ...] = Field((), description="kernel of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory

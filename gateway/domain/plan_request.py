@@ -41,6 +41,7 @@ class PlanRequest:
         plan, the forms of the model that would fit.
     needs_weights: a model whose weights are not here is an error.
     include_files: the result has the files that engines are asked with.
+    key_classes: how many classes of priority the keys of callers have.
     """
 
     wish: Wish
@@ -55,6 +56,7 @@ class PlanRequest:
     needs_weights: bool = True
     include_files: bool = False
     cluster: Cluster | None = None
+    key_classes: int = 1
 
 
 class PlanResult(NamedTuple):

@@ -33,6 +33,7 @@ from gateway.planner.proposal import plan_choices as choices
 from gateway.planner.proposal.kv_offload import kv_offload
 from gateway.planner.proposal.plan_variables import engine_variables, sleep_variables
 from gateway.planner.proposal.plan_warnings import plan_warnings, replacement_reason
+from gateway.planner.proposal.request_order import order_flags, request_order
 from gateway.planner.sizes import Batch, Sizes
 
 # Flags whose value follows from the answer, or which are asked about separately.
@@ -60,7 +61,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     tools, reasoning = choices.parsers(candidate)
     flags = _flags(candidate, sizes.batch, sizes, reduce=reduce.value)
     flags |= _parser_flags(tools, reasoning, candidate.inputs.template)
-    flags |= _ram_flags(candidate, sleeps, offload) | dict(candidate.args)
+    flags |= _service_flags(candidate, sleeps, offload) | dict(candidate.args)
     return Plan(
         model=candidate.inputs.model,
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
@@ -90,6 +91,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         enforce_eager=sizes.batch.eager,
         sleep_mode=sleeps,
         kv_offload_gib=offload,
+        request_order=request_order(candidate),
         kernels=candidate.evidence.kernels,
         attention=candidate.evidence.attention,
         memory=sizes.memory,
@@ -228,16 +230,17 @@ def _choose_ram_use(
     return sleeps, kv_offload(candidate, sizes.memory, speed, count, sleeps=sleeps.value)
 
 
-def _ram_flags(
+def _service_flags(
     candidate: Candidate, mode: Choice[bool], offload: Choice[int | float]
 ) -> dict[str, Scalar]:
-    """The flags of sleep mode and of a KV cache in RAM. A question leaves them out, because they
-    compute nothing.
+    """The flags of sleep mode, of a KV cache in RAM and of the order of requests. A question leaves
+    them out, because they compute nothing.
 
     Clients' words that an engine would log for its developers stay out of its log.
     """
     quiet_flags = {"log-error-stack": False} if "log-error-stack" in candidate.engine.flags else {}
     cache_flags: dict[str, Scalar] = {OFFLOAD_FLAG: offload.value} if offload.value else {}
+    cache_flags |= order_flags(candidate, request_order(candidate))
     return cache_flags | ({sleep_mode.FLAG: True, **quiet_flags} if mode.value else {})
 
 

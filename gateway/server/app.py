@@ -381,6 +381,7 @@ def _build_planner(
         images=images,
         facts=store.fact_texts,
         cluster=cluster,
+        key_classes=lambda: front.keys.priority_classes,
     )
 
 

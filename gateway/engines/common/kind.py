@@ -87,5 +87,12 @@ class EngineKind(Protocol):
         """The factor of a priority for the engine's own queue, by its flags: 1 where the smallest
         goes first, -1 where the largest does, 0 without an order by priority."""
 
+    def priority_flags(self, engine: Engine, /) -> dict[str, Scalar]:
+        """The flags with which the smallest priority goes first in the engine's own queue, and a
+        request without one counts as 0; empty: the version has none."""
+
+    def priority_objection(self, args: Mapping[str, Scalar], /) -> str:
+        """Why an engine with these flags of a user has no order by priority; "": nothing."""
+
     def adapter_name(self, model: str, adapter: str, /) -> str:
         """The name by which requests to a model's engine select an adapter."""

@@ -85,6 +85,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     adapters: LoRA adapters of the wish.
     alike_nodes: nodes of a cluster that equal the machine, which may have copies too.
     span: the machine is several nodes of a cluster, for one engine over all of them.
+    key_classes: how many classes of priority the keys of callers have.
     """
 
     spec: ModelSpec
@@ -103,6 +104,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     hardware_name: str = "this machine"
     alike_nodes: int = 1
     span: Span | None = None
+    key_classes: int = 1
     # Clocks of planner/copies.py, by work and GPUs.
     clocks: dict[Hashable, Any] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], GroupMemory] = field(default_factory=dict)

@@ -79,6 +79,23 @@ class SglangKind:
             return 0
         return 1 if "--schedule-low-priority-values-first" in argv else -1
 
+    def priority_flags(self, engine: Engine, /) -> dict[str, Scalar]:
+        """Source: _set_or_validate_priority in sglang/srt/managers/scheduler.py of 0.5.23, where a
+        request without a priority would be the last of all."""
+        flags: dict[str, Scalar] = {
+            "enable-priority-scheduling": True,
+            "schedule-low-priority-values-first": True,
+            "default-priority-value": 0,
+        }
+        return flags if flags.keys() <= engine.flags.keys() else {}
+
+    def priority_objection(self, args: Mapping[str, Scalar], /) -> str:
+        """Source: the checks of schedule_policy in sglang/srt/server_args.py, 0.5.10 to 0.5.23."""
+        policy = args.get("schedule-policy", "fcfs")
+        if policy in ("fcfs", "lof"):
+            return ""
+        return f"SGLang orders nothing by priority with --schedule-policy={policy}"
+
     def adapter_name(self, model: str, adapter: str, /) -> str:
         """Source: _parse_model_parameter in sglang/srt/entrypoints/openai/serving_base.py."""
         return f"{served_name(model)}:{served_name(adapter)}"

@@ -117,6 +117,16 @@ class VllmKind:
         """Source: PriorityRequestQueue in vllm/v1/core/sched/request_queue.py."""
         return int("--scheduling-policy=priority" in argv)
 
+    def priority_flags(self, engine: Engine, /) -> dict[str, Scalar]:
+        """Source: SchedulerPolicy in vllm/config/scheduler.py."""
+        flag = engine.flags.get("scheduling-policy")
+        has_order = flag is not None and "priority" in (flag.choices or ())
+        return {"scheduling-policy": "priority"} if has_order else {}
+
+    def priority_objection(self, _args: Mapping[str, Scalar], /) -> str:
+        """None: Scheduler of vllm/v1/core/sched/scheduler.py asks no other setting."""
+        return ""
+
     def adapter_name(self, _model: str, adapter: str, /) -> str:
         """The adapter's own name."""
         return served_name(adapter)

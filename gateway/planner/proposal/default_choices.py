@@ -13,6 +13,7 @@ from gateway.domain.choice import (
     NO_SPECULATION,
     NO_TEMPLATE,
     NOT_FOR_AGENTS,
+    ONE_CLASS,
     WEIGHTS_DTYPE,
 )
 
@@ -34,6 +35,7 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "enforce_eager": (False,),
     "sleep_mode": (False,),
     "kv_offload_gib": (0,),
+    "request_order": ("arrival",),
 }
 # Choices that are defaults for these reasons: another one is an answer to a question of the user.
 _REASONS = {
@@ -44,6 +46,7 @@ _REASONS = {
     "enforce_eager": (GRAPHS_ARE_FASTER,),
     "sleep_mode": (NEVER_SLEEPS, NO_GPU_SLEEP),
     "kv_offload_gib": (NOT_FOR_AGENTS,),
+    "request_order": (ONE_CLASS,),
 }
 _SIZES = ("max_num_seqs", "max_num_batched_tokens")
 

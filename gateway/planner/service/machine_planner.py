@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from gateway.profiles.profiles import Profiles
 
 
+def _one_class() -> int:
+    return 1
+
+
 @dataclass(frozen=True)
 class MachinePlanner:
     """Implements `gateway.controller.steps.planner_port`.
@@ -34,6 +38,7 @@ class MachinePlanner:
     images: images that may start; None if engines are processes.
     facts: the learned facts, as JSON.
     cluster: the machines that start engines now; None: there is one machine.
+    key_classes: how many classes of priority the keys of callers have now.
     """
 
     data: Path
@@ -44,6 +49,7 @@ class MachinePlanner:
     images: AllowedImages | None
     facts: Callable[[], Sequence[str]] = tuple
     cluster: Callable[[], Awaitable[Cluster]] | None = None
+    key_classes: Callable[[], int] = _one_class
     check_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Checks of many models plan one at a time: the process lets few requests wait."""
 
@@ -123,7 +129,8 @@ class MachinePlanner:
         return result._replace(inquiry=check.outcome)
 
     async def _add_machine(self, request: PlanRequest) -> PlanRequest:
-        """The request for the machine, or the machines, as they are now."""
+        """The request for the machine, or the machines, and the keys as they are now."""
+        request = replace(request, key_classes=self.key_classes())
         if self.cluster is None:
             return replace(request, machine=await self.hardware())
         cluster = await self.cluster()

@@ -133,6 +133,7 @@ class ModelPlanner:
             adapters=model.adapters,
             drafter=model.drafter,
             hardware_name=request.machine_name or "this machine",
+            key_classes=request.key_classes,
         )
         return ModelPlanning(
             profiles=profiles,

@@ -16,6 +16,8 @@ from gateway.domain import Attempt, Cap, Choice, Decision, Plan, Wish
 # Failures of a start that is cut off, for example by a power cut: nothing follows from them.
 _INTERRUPTION_KINDS = frozenset({"exited", "killed", "ended_with_gateway"})
 _SIZES = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "replicas"})
+# Choices that change neither place nor memory.
+_FREE_CHOICES = _SIZES | {"request_order"}
 
 
 def interrupted_plan(attempts: Sequence[Attempt]) -> Plan | None:
@@ -64,11 +66,11 @@ def keep_if_unchanged(decision: Decision, plan: Plan) -> Decision | None:
 
 
 def _drop_sizes(plan: Plan) -> object:
-    """All choices of the plan except its sizes."""
+    """All choices of the plan that its place and its memory follow from."""
     choices = {
         name: value.value
         for name, value in plan
-        if isinstance(value, Choice) and name not in _SIZES
+        if isinstance(value, Choice) and name not in _FREE_CHOICES
     }
     return (
         choices,

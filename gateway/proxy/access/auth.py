@@ -160,6 +160,12 @@ class Keys:
         return frozenset(scope for key in self._fixed_keys for scope in key.scopes)
 
     @property
+    def priority_classes(self) -> int:
+        """How many classes of priority the callers of engines have; at least one."""
+        priorities = {key.priority for key in self.table.keys.values() if "inference" in key.scopes}
+        return max(1, len(priorities))
+
+    @property
     def is_open(self) -> bool:
         return self._is_open
 

@@ -65,6 +65,12 @@ class ToyKind:
     def priority_factor(self, _argv: tuple[str, ...], /) -> int:
         return 0
 
+    def priority_flags(self, _engine: Engine, /) -> dict[str, Scalar]:
+        return {}
+
+    def priority_objection(self, _args: Mapping[str, Scalar], /) -> str:
+        return ""
+
     def start_method(
         self, _engine: Engine, _args: Mapping[str, Scalar], _architecture: str, /
     ) -> dict[str, Choice[str]]:
