@@ -268,6 +268,23 @@ class RateLimited(FitserveError):
     code = "rate_limit_exceeded"
 
 
+class QuotaExhausted(FitserveError):
+    """The budget of a key or its group is spent.
+
+    Type and code are those of OpenAI. Its clients, and others made like them, retry no answer with
+    `x-should-retry: false`. They would ignore a Retry-After of more than a minute, and ask at once.
+    """
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    @property
+    def is_permanent(self) -> bool:
+        """Always: a retry helps on another day, or after a decision of the operator."""
+        return True
+
+
 class Overloaded(FitserveError):
     """Every replica of the model is full, and so is the queue."""
 

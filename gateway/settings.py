@@ -92,6 +92,9 @@ class Settings(BaseModel):
             "YAML file of models to serve, read again when it changes: docs/models.example.yaml"
         ),
     )
+    prices: Path | None = Field(
+        None, description="YAML file with prices of models, for budgets of money: docs/api.md"
+    )
     model_folders: str = Field(
         "~/models,/models,/srv/models",
         description=(
@@ -325,7 +328,8 @@ class Settings(BaseModel):
     )
     webhook_events: str = Field(
         "gateway.*,model.added,model.changed,model.change_refused,model.removed,plan.fallback,"
-        "plan.none,engine.ready,engine.failed,engine.quarantined,engine.frozen,gpu.*,key.*",
+        "plan.none,engine.ready,engine.failed,engine.quarantined,engine.frozen,gpu.*,key.*,"
+        "budget.*",
         description="kinds of events that webhooks get, separated by commas; `*` is any text",
     )
     access_log: bool = Field(
@@ -388,6 +392,7 @@ class Settings(BaseModel):
         "data_dir",
         "models_dir",
         "models_file",
+        "prices",
         "profiles_dir",
         "agent_socket",
     )

@@ -170,6 +170,8 @@ EventKind = Literal[
     "gpu.unthrottled",
     "key.added",
     "key.removed",
+    "budget.warning",
+    "budget.exhausted",
 ]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 

@@ -6,6 +6,7 @@ from datetime import date
 from typing import Annotated
 
 from gateway.domain.base import ConfigDict, Field
+from gateway.domain.budget import Budget, GroupName
 from gateway.domain.value import TextForm, Value
 from gateway.domain.wish import ModelName
 from gateway.keys import FIRST_PRIORITY, LAST_PRIORITY, PriorityClass, Scope
@@ -40,6 +41,16 @@ class Grant(Value):
         PriorityClass | Annotated[int, Field(ge=FIRST_PRIORITY, le=LAST_PRIORITY, strict=True)]
     ) = Field(
         "normal", description="order of its waiting requests: interactive, normal, batch, a number"
+    )
+    group: GroupName | None = Field(
+        None,
+        exclude_if=lambda name: name is None,
+        description="group whose budget the key shares",
+    )
+    budget: Budget | None = Field(
+        None,
+        exclude_if=lambda budget: budget is None,
+        description="the most it may use in a day and in a month",
     )
     expires: date | None = Field(
         None, description="the last day of UTC on which it is valid; None: no end"

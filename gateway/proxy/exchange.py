@@ -59,6 +59,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gateway.errors import Cancelled, FitserveError
 from gateway.proxy import refusals
 from gateway.proxy.access import rate_limits
+from gateway.proxy.access.budgets import TokenCount
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.bodies import request_body
@@ -243,7 +244,13 @@ class Exchange:
         ):
             raise refusals.loop_error(route.name, MAX_HOPS)
         if self.key.limit is not None:
-            self.answer.permit = plane.limiter.admit(self.key, endpoint.shape, self.started_at)
+            self.answer.permit = plane.limiter.admit(
+                self.key,
+                endpoint.shape,
+                self.started_at,
+                route.alias_of or route.name,
+                len(body) if endpoint.body == "json" else 0,
+            )
         if unknown_hosts:
             self.state = "connecting"
             upload.keep_body()
@@ -283,7 +290,7 @@ class Exchange:
         permit = self.answer.permit
         if permit is None:
             return ()
-        return permit.account.headers(permit.shape, self.plane.loop.time())
+        return permit.headers(self.plane.loop.time())
 
     def end_list(self) -> None:
         """End the request for the list of models."""
@@ -364,6 +371,9 @@ class Exchange:
         plane.routes.begin(replica, self.call.tokens)
         self.replica = replica
         plane.meter.count_start(self)
+        permit = self.answer.permit
+        if permit is not None and permit.charge is not None:
+            permit.charge.ask(plane.routes.in_flight(replica.id), plane.loop.time())
         pool = plane.pool(replica.url)
         upstream = pool.take()
         if upstream is not None:
@@ -636,31 +646,34 @@ class Exchange:
         if self.state == "queued":
             self.plane.routes.forget(self._wait)
         self.outcome = outcome
-        tokens = self._count_end()
+        count = self._count_end()
         self.state = "done"
         if self.upload.is_in_budget:
             self.upload.release_body()
         self._release()
         if self.answer.permit is not None:
-            self.answer.permit.end(tokens, self.plane.loop.time())
+            self.answer.permit.end(
+                count, self.plane.loop.time(), has_reached_engine=self._upstream is not None
+            )
 
-    def _count_end(self) -> int:
+    def _count_end(self) -> TokenCount:
         """Count the end, and return the tokens that the request costs its key. An error in
         reading an engine's figures ends no request, and keeps no connection."""
         try:
             if self.state != "reading":
                 self.plane.meter.count_completion(self)
-            return self._cost_tokens(self.answer.permit) if self.answer.permit is not None else 0
+            permit = self.answer.permit
+            return self._cost_tokens(permit) if permit is not None else TokenCount()
         except Exception:
             log.exception("%s: internal error in counting the request", self.id)
-            return 0
+            return TokenCount()
 
-    def _cost_tokens(self, permit: rate_limits.Permit) -> int:
+    def _cost_tokens(self, permit: rate_limits.Permit) -> TokenCount:
         """The tokens that the request costs its key."""
-        prompt, completion, _ = self.usage
-        bucket = permit.account.tokens
-        if prompt is not None or bucket is None:
-            return (prompt or 0) + (completion or 0)
+        prompt, completion, cached_tokens = self.usage
+        limit = permit.estimate_limit
+        if prompt is not None or limit == 0:
+            return TokenCount(prompt or 0, completion or 0, cached_tokens or 0)
         has_reached_engine = (
             self._upstream is not None
             and self.endpoint.body == "json"
@@ -668,13 +681,17 @@ class Exchange:
             and self.outcome != "refused"
         )
         if not has_reached_engine:
-            return completion or 0
-        events, limit = self.answer.has_events, bucket.size
-        sent_bytes = self.sent_bytes if completion is None else 0
-        estimated = rate_limits.estimate(
-            self.received_bytes, sent_bytes, events=events, limit=limit
-        )
-        return estimated + (completion or 0)
+            return TokenCount(0, completion or 0)
+        asked = rate_limits.estimate(self.received_bytes, 0, events=False, limit=limit)
+        if completion is None:
+            # The most holds for both.
+            completion = rate_limits.estimate(
+                0,
+                self.sent_bytes,
+                events=self.answer.has_events,
+                limit=None if limit is None else limit - asked,
+            )
+        return TokenCount(asked, completion)
 
     def _release(self) -> None:
         """End the request's work at its replica."""
@@ -687,5 +704,9 @@ class Exchange:
                     events=self.answer.has_events,
                 )
             self.plane.meter.count_end(self)
+            permit = self.answer.permit
+            if permit is not None and permit.charge is not None:
+                in_flight = self.plane.routes.in_flight(self.replica.id)
+                permit.charge.leave(self.replica.gpus, in_flight, self.plane.loop.time())
             self.plane.routes.end(self.replica, self.call.tokens)
             self.replica = None

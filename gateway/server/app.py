@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.hosts.host import Host
+from gateway.keys import UsageRow
 from gateway.machine.gpu_watch import GpuWatch, allowed_devices
 from gateway.measuring.calibration.calibrator import Calibrator
 from gateway.measuring.tuning.automatic_tuning import AutomaticTuning
@@ -39,9 +40,13 @@ from gateway.planner.service.plan_process import PlanProcess
 from gateway.planner.service.search_process import SearchProcess
 from gateway.profiles.profiles import Profiles
 from gateway.proxy.access.auth import Keys
+from gateway.proxy.access.budget_book import BudgetBook
+from gateway.proxy.access.budgets import Teller
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.keyring import Keyring
+from gateway.proxy.access.ledger import Ledger
 from gateway.proxy.access.origins import Origins
+from gateway.proxy.access.prices import Prices
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.limits import Limits
@@ -71,6 +76,7 @@ from gateway.server.admin import (
     tune_routes,
     usage_routes,
 )
+from gateway.server.budget_watch import BudgetWatch
 from gateway.server.error_answers import answer_errors
 from gateway.server.gateway_app import GatewayApp
 from gateway.server.gateway_parts import Front, Gateway
@@ -93,6 +99,7 @@ if TYPE_CHECKING:
 _ROUTERS = (
     gauges.router,
     docs.router,
+    budget_routes.router,
     calibration_routes.router,
     disk_routes.router,
     event_routes.router,
@@ -203,12 +210,15 @@ def build_front(
         end_revoked=settings.end_revoked,
     )
     metrics = AccessLog() if settings.access_log else Metrics()
+    ledger, prices = Ledger(settings.data), read_prices(settings.prices)
     workers = (
-        _workers(settings, limits, keys, metrics, shared_parts)
+        _workers(settings, limits, keys, metrics, shared_parts, prices)
         if shared_parts is not None
         else None
     )
     routes = Routes(queue_per_model=settings.queue_per_model) if workers is None else workers.routes
+    plane = DataPlane(routes, keys, limits, metrics)
+    plane.limiter.teller = Teller(ledger, prices)
     return Front(
         settings=settings,
         profiles=Profiles(settings.profiles_dir, learned_path=settings.data / "learned"),
@@ -216,8 +226,10 @@ def build_front(
         keys=keys,
         metrics=metrics,
         routes=routes,
-        plane=DataPlane(routes, keys, limits, metrics),
+        plane=plane,
         workers=workers,
+        ledger=ledger,
+        prices=prices,
     )
 
 
@@ -268,6 +280,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         launcher=launcher,
         loop=loop,
         events=events,
+        budgets=BudgetWatch(keyring, events),
         observer=observer,
         webhooks=tuple(webhooks(settings, events, store)),
         live=_build_live(front, loop, host),
@@ -308,12 +321,19 @@ def _build_tuning(
 
 
 def _workers(
-    settings: Settings, limits: Limits, keys: Keys, metrics: Metrics, shared_parts: Shared
+    settings: Settings,
+    limits: Limits,
+    keys: Keys,
+    metrics: Metrics,
+    shared_parts: Shared,
+    prices: Prices,
 ) -> Workers:
     # A gateway of one process does without this module.
     from gateway.proxy.workers.supervisor import Workers
 
-    return Workers(settings, limits, keys, *shared_parts, metrics.usage)
+    workers = Workers(settings, limits, keys, *shared_parts, metrics.usage)
+    workers.prices = prices
+    return workers
 
 
 async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
@@ -326,8 +346,17 @@ async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
             front.workers.publish_keys()
         app.answers.end_revoked_answers()
 
+    def stored_usage(first: int, last: int) -> Iterable[UsageRow]:
+        return store.usage.sums(first, last, ("day", "key", "model"), None, None)
+
     call = asyncio.get_running_loop().call_soon_threadsafe
-    keyring = Keyring(store, front.settings.data, front.keys, partial(call, apply_keys))
+    keyring = Keyring(
+        store,
+        front.settings.data,
+        front.keys,
+        partial(call, apply_keys),
+        BudgetBook(front.ledger, front.prices, stored_usage),
+    )
     await asyncio.to_thread(keyring.load)
     return keyring
 

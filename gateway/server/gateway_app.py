@@ -18,6 +18,7 @@ from gateway.keys import Scope as KeyScope
 from gateway.logging import Logger
 from gateway.proxy.access.answer_rate import AnswerRate
 from gateway.proxy.access.auth import Key
+from gateway.proxy.access.budgets import TokenCount
 from gateway.proxy.access.origins import EXPOSED_HEADERS, METHODS
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.api.endpoints import is_inference
@@ -160,7 +161,7 @@ class GatewayApp:
             if answer is not None:
                 await self.answers.remove(answer)
             if permit is not None:
-                permit.end(0, time.monotonic())
+                permit.end(TokenCount(), time.monotonic())
 
     def _open_answer(
         self, key: Key, need: KeyScope, scope: Scope, receive: Receive, send: Send

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from gateway.profiles.profiles import Profiles
     from gateway.proxy.access.auth import Keys
     from gateway.proxy.access.keyring import Keyring
+    from gateway.proxy.access.ledger import Ledger
+    from gateway.proxy.access.prices import Prices
     from gateway.proxy.data_plane import DataPlane
     from gateway.proxy.metrics.counters import Metrics
     from gateway.proxy.routing.in_flight import InFlight
     from gateway.proxy.routing.routes import Routes
     from gateway.proxy.workers.supervisor import Workers
+    from gateway.server.budget_watch import BudgetWatch
     from gateway.server.gateway_app import GatewayApp
     from gateway.server.metrics.engine_series import EngineSeries
     from gateway.server.metrics.gauges import StartCounter
@@ -54,6 +57,8 @@ class Front:
     routes: Routes
     plane: DataPlane
     workers: Workers | None
+    ledger: Ledger
+    prices: Prices
 
     def routed_models(self) -> set[str]:
         """The names of models with a replica that takes requests."""
@@ -78,6 +83,7 @@ class Gateway:
     launcher: Launcher
     loop: Loop
     events: EventLog
+    budgets: BudgetWatch
     observer: Observer
     webhooks: tuple[Webhook, ...]
     live: LiveStream

@@ -125,6 +125,7 @@ class Lifetime:
             await asyncio.wait({self._loop})
         await gateway.loop.close()
         await gateway.observer.close()
+        await gateway.budgets.close()
         await gateway.events.close()
         for webhook in gateway.webhooks:
             await webhook.close()
@@ -134,6 +135,7 @@ class Lifetime:
         await gateway.searches.close()
         await gateway.host.close()
         gateway.keyring.close()
+        self._front.ledger.close()
         await gateway.usage.close()
         gateway.store.close()
 

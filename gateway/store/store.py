@@ -13,8 +13,11 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from gateway.disk_fault import disk_fault
 from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
+from gateway.domain.budget import Budget
 from gateway.domain.grant import Grant
 from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.errors import Conflict, NotFound, StoreError
@@ -26,6 +29,7 @@ from gateway.store.usage_table import UsageTable
 
 log = Logger("fitserve.store")
 
+_GROUPS: TypeAdapter[dict[str, Budget]] = TypeAdapter(dict[str, Budget])
 # Runs of `fitserve bench` kept per model.
 _MAX_BENCHES = 50
 
@@ -423,6 +427,30 @@ class Store:
                     f"There is a key {grant.name} already.",
                     hint="Remove it first, or use another name.",
                 )
+
+    def save_grant(self, grant: Grant) -> None:
+        """Replace the grant of a key. Raises NotFound."""
+        with self._database.change() as db:
+            row = grant.model_dump_json(), grant.name
+            if db.execute("UPDATE keys SET may=? WHERE name=?", row).rowcount == 0:
+                raise NotFound(
+                    f"There is no key {grant.name}.", hint="`fitserve keys ls` lists them."
+                )
+
+    def key_groups(self) -> dict[str, Budget]:
+        """The budgets of all groups of keys, by name."""
+        rows = self._database.rows("SELECT value FROM meta WHERE key='key_groups'")
+        return _GROUPS.validate_json(rows[0][0]) if rows else {}
+
+    def save_key_groups(self, groups: Mapping[str, Budget]) -> None:
+        """Replace the groups of keys."""
+        text = _GROUPS.dump_json(dict(groups)).decode()
+        with self._database.change() as db:
+            db.execute(
+                "INSERT INTO meta (key, value) VALUES ('key_groups', ?)"
+                " ON CONFLICT (key) DO UPDATE SET value=excluded.value",
+                (text,),
+            )
 
     def remove_key(self, name: str) -> None:
         """Remove a key. Raises NotFound."""

@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call, path_segment
-from gateway.cli.options import Json, usage_error
+from gateway.cli.budget_options import BudgetOptions, describe_use
+from gateway.cli.options import Json, expand_options, usage_error
 from gateway.cli.terminal import print_message, say
 from gateway.cli.text_tables import print_table
+from gateway.domain.record import FrozenRecord
 from gateway.keys import PRIORITIES, SCOPES
 
 _FIRST_KEY_WARNING = (
@@ -27,47 +29,62 @@ _CLASS_HELP = (
 app = typer.Typer(no_args_is_help=True, help="Keys with scopes and limits.", rich_markup_mode=None)
 
 
-@app.command("add")
-def add(
-    name: Annotated[str, typer.Argument(help="Name for `keys ls` and `keys rm`.")],
+class LimitOptions(FrozenRecord, frozen=True):
+    """Scopes, models and limits of a key."""
+
     scope: Annotated[
         list[str] | None, typer.Option(help="inference (the default), read or admin; repeatable.")
-    ] = None,
+    ] = None
     model: Annotated[
         list[str] | None, typer.Option(help="Allowed model; repeatable. Default: all.")
-    ] = None,
+    ] = None
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Limit of requests.")
-    ] = None,
+    ] = None
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Limit for prompts and answers together.")
-    ] = None,
+    ] = None
     max_in_flight: Annotated[
         int | None, typer.Option(min=1, help="Limit of concurrent requests.")
-    ] = None,
-    priority_class: Annotated[str, typer.Option("--class", help=_CLASS_HELP)] = "normal",
+    ] = None
+    priority_class: Annotated[str, typer.Option("--class", help=_CLASS_HELP)] = "normal"
+    group: Annotated[
+        str | None, typer.Option(help="Group whose budget the key shares; new ones have none.")
+    ] = None
     expires: Annotated[
         str | None, typer.Option(metavar="YYYY-MM-DD", help="Last day of UTC. Default: no end.")
-    ] = None,
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the request."""
+        return {
+            "scopes": _check_scopes(self.scope or ["inference"]),
+            "models": self.model or None,
+            "requests_per_minute": self.requests_per_minute,
+            "tokens_per_minute": self.tokens_per_minute,
+            "max_in_flight": self.max_in_flight,
+            "priority_class": _read_class(self.priority_class),
+            "group": self.group,
+            "expires": self.expires,
+        }
+
+
+@app.command("add")
+@expand_options
+def add(
+    name: Annotated[str, typer.Argument(help="Name for `keys ls` and `keys rm`.")],
+    limits: LimitOptions,
+    budget: BudgetOptions,
     as_json: Json = False,
 ) -> None:
     """Create a key and print it once. The key itself is not stored."""
-    grant = {
-        "name": name,
-        "scopes": _check_scopes(scope or ["inference"]),
-        "models": model or None,
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "max_in_flight": max_in_flight,
-        "priority_class": _read_class(priority_class),
-        "expires": expires,
-    }
+    grant = {"name": name, **limits.fields(), "budget": budget.fields() or None}
     is_first = not call("GET", "/admin/keys")["data"]
     if is_first and sys.stdin.isatty() and sys.stderr.isatty():
         print_message(f"This is the first key: {_FIRST_KEY_WARNING}")
         typer.confirm("Create it?", abort=True, err=True)
     # The first key closes the gateway to this command.
-    missing_models = _missing_models(model or ())
+    missing_models = _missing_models(limits.model or ())
     created_key = call(
         "POST",
         "/admin/keys",
@@ -114,8 +131,9 @@ def _missing_models(models: Sequence[str]) -> list[str]:
 def ls(as_json: Json = False) -> None:
     """List the names and limits of keys, those of the settings first."""
     listing = call("GET", "/admin/keys")
+    groups = call("GET", "/admin/key-groups")["data"]
     if as_json:
-        say(json.dumps(listing, indent=2))
+        say(json.dumps({**listing, "groups": groups}, indent=2))
         return
     rows = [
         (
@@ -131,6 +149,43 @@ def ls(as_json: Json = False) -> None:
         rows,
         empty="There are no keys. `fitserve keys add NAME` makes one.",
     )
+    if groups:
+        group_rows = [
+            (group["name"], ", ".join(group["keys"]) or "none", _budget(group) or "none")
+            for group in groups
+        ]
+        say("")
+        print_table(("GROUP", "KEYS", "USED"), group_rows)
+
+
+@app.command("budget")
+@expand_options
+def budget(
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
+    options: BudgetOptions,
+    as_json: Json = False,
+) -> None:
+    """Replace the budget of a key. Without options the key has none."""
+    answer = call("PUT", f"/admin/keys/{path_segment(name)}/budget", options.fields())
+    say(json.dumps(answer, indent=2) if as_json else f"key {name}: budget set")
+
+
+@app.command("group")
+@expand_options
+def group(
+    name: Annotated[str, typer.Argument(help="Name of the group.")],
+    options: BudgetOptions,
+    remove: Annotated[bool, typer.Option("--rm", help="Remove a group without keys.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a group of keys, or replace its budget, which all of its keys share."""
+    path = f"/admin/key-groups/{path_segment(name)}"
+    if remove:
+        answer = call("DELETE", path)
+        say(json.dumps(answer, indent=2) if as_json else f"group {name}: removed")
+        return
+    answer = call("PUT", path, options.fields())
+    say(json.dumps(answer, indent=2) if as_json else f"group {name}: budget set")
 
 
 @app.command("rm")
@@ -159,6 +214,16 @@ def _limits_text(key: dict[str, Any]) -> str:
     limits = [f"{key[name]:,} {unit}" for name, unit in units if key[name] is not None]
     if key["priority_class"] != "normal":
         limits.append(f"class {key['priority_class']}")
+    if "group" in key:
+        limits.append(f"group {key['group']}")
+    if used := _budget(key):
+        limits.append(used)
     if key["expires"] is not None:
         limits.append(f"until {key['expires']}")
     return ", ".join(limits) or "none"
+
+
+def _budget(owner: dict[str, Any]) -> str:
+    """The used part of the budget of a key or a group."""
+    suffix = " (soft)" if (owner.get("budget") or {}).get("is_soft") else ""
+    return ", ".join(f"{text}{suffix}" for text in describe_use(owner.get("used", [])))

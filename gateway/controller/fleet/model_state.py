@@ -222,6 +222,7 @@ def _routed_replicas(
             priority_factor=engine_kind(replica.attempt.plan.engine.kind).priority_factor(
                 replica.attempt.plan.argv
             ),
+            gpus=len(replica.attempt.plan.gpus),
         )
         for replica, instance in serving_replicas
         if replica.attempt is not None and instance.url and instance.name not in frozen_names

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import BadRequest, Forbidden, Unauthorized
 from gateway.keys import SCOPES, Scope, digest_of, priority_of
+from gateway.proxy.access.budgets import KeyBudget
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.origins import EVERY_ORIGIN, Origins
 from gateway.secret import Secret
@@ -44,11 +45,12 @@ _OWN_SITES = frozenset({None, b"none", b"same-origin"})
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Limits of a key. None: no limit."""
+    """Limits of a key. None: no limit. budgets: of the key and its group."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     in_flight: int | None = None
+    budgets: tuple[KeyBudget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,12 @@ class Key:
 ANONYMOUS_KEY = Key("", _NO_DIGEST, SCOPES)
 
 
-def key_of(grant: Grant, digest: bytes) -> Key:
+def key_of(grant: Grant, digest: bytes, budgets: tuple[KeyBudget, ...] = ()) -> Key:
+    """The caller with a grant. budgets: of the grant and its group."""
     scopes = SCOPES if "admin" in grant.scopes else frozenset(grant.scopes)
-    limit = KeyLimits(grant.requests_per_minute, grant.tokens_per_minute, grant.max_in_flight)
+    limit = KeyLimits(
+        grant.requests_per_minute, grant.tokens_per_minute, grant.max_in_flight, budgets
+    )
     models = None if grant.models is None else frozenset(grant.models)
     return Key(
         grant.name,

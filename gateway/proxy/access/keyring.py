@@ -22,11 +22,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.disk_fault import unwritten_error
 from gateway.domain import Value
+from gateway.domain.budget import Budget
 from gateway.domain.grant import Grant
 from gateway.errors import BadRequest, Conflict, NotFound, StoreError
 from gateway.keys import SETTINGS_KEYS, Scope, digest_of, new_key
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Key, Keys, key_of
+from gateway.proxy.access.budget_book import BudgetBook, BudgetUse
+from gateway.proxy.access.budgets import KeyBudget
 from gateway.secret import Secret
 from gateway.store import atomic_file
 from gateway.store.store import Store
@@ -58,13 +61,19 @@ class Keyring:
     after each change of the valid keys."""
 
     def __init__(
-        self, store: Store, data: Path, keys: Keys, on_change: Callable[[], object]
+        self,
+        store: Store,
+        data: Path,
+        keys: Keys,
+        on_change: Callable[[], object],
+        book: BudgetBook,
     ) -> None:
         self.stored_keys: tuple[StoredKey, ...] = ()
         self._store = store
         self._file = data / "keys.json"
         self._keys = keys
         self._on_change = on_change
+        self._book = book
         self._lock = threading.Lock()
         self._revoked: dict[str, StoredKey] = {}
         """Revoked keys that the database or the file still has."""
@@ -75,6 +84,7 @@ class Keyring:
 
     def load(self) -> None:
         """Make the stored keys valid."""
+        self._book.groups = self._store.key_groups()
         stored_keys = tuple(
             StoredKey(grant=grant, digest=digest.hex(), created_at=created_at)
             for grant, digest, created_at in self._store.grants()
@@ -140,6 +150,10 @@ class Keyring:
                 raise BadRequest(
                     f"The day {grant.expires} is over.", hint="Give a later day.", param="expires"
                 )
+            if grant.group is not None and grant.group not in self._book.groups:
+                self._save_groups({**self._book.groups, grant.group: Budget()})
+            self._check_budget(grant.budget)
+            self._book.budgets_of(grant, grants)
             key = new_key()
             stored_key = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
             keys = (*self.stored_keys, stored_key)
@@ -161,10 +175,7 @@ class Keyring:
                 )
             remaining = tuple(key for key in self.stored_keys if key.grant.name != name)
             if len(remaining) == len(self.stored_keys):
-                raise NotFound(
-                    f"The key {name[:200]} does not exist.",
-                    hint="`fitserve keys ls` lists the keys.",
-                )
+                raise _no_key_error(name)
             has_keys = bool(remaining or self._keys.fixed_scopes)
             if has_keys and "admin" not in self._lasting_scopes(key.grant for key in remaining):
                 raise Conflict(
@@ -186,6 +197,109 @@ class Keyring:
                 key=name,
             )
         return durable
+
+    def set_budget(self, name: str, budget: Budget | None) -> None:
+        """Replace the budget of a key, whose usage stays. None: no budget. Raises NotFound,
+        Conflict, BadRequest, StoreError."""
+        self._store.changeable()
+        with self._lock:
+            former_key = next((key for key in self.stored_keys if key.grant.name == name), None)
+            if former_key is None:
+                raise _no_key_error(name)
+            self._check_budget(budget)
+            grant = former_key.grant.evolve(budget=budget)
+            self._book.budgets_of(grant, [key.grant for key in self.stored_keys])
+            keys = tuple(
+                key.evolve(grant=grant) if key is former_key else key for key in self.stored_keys
+            )
+            self._write(keys)
+            self._store.save_grant(grant)
+            self._swap(keys)
+        log.info("budget of a key set", key=name)
+
+    @property
+    def groups(self) -> dict[str, Budget]:
+        """The budgets of groups of keys, by name."""
+        return dict(self._book.groups)
+
+    def set_group(self, name: str, budget: Budget) -> None:
+        """Replace the budget of a group, which may be new. Raises BadRequest, StoreError."""
+        self._store.changeable()
+        with self._lock:
+            self._check_budget(budget)
+            self._save_groups({**self._book.groups, name: budget})
+            self._callers = {}
+            self._swap(self.stored_keys)
+        log.info("budget of a group set", group=name)
+
+    def remove_group(self, name: str) -> None:
+        """Remove a group without keys. Raises NotFound, Conflict, StoreError."""
+        self._store.changeable()
+        with self._lock:
+            if name not in self._book.groups:
+                raise NotFound(
+                    f"There is no group {name[:200]}.", hint="`fitserve keys ls` lists the groups."
+                )
+            members = [key.grant.name for key in self.stored_keys if key.grant.group == name]
+            if members:
+                raise Conflict(
+                    f"The group {name} has keys: {', '.join(members[:5])}.",
+                    hint="Remove them first, or give the group a budget without limits.",
+                )
+            self._save_groups(
+                {group: budget for group, budget in self._book.groups.items() if group != name}
+            )
+
+    def _save_groups(self, groups: dict[str, Budget]) -> None:
+        self._store.save_key_groups(groups)
+        self._book.groups = groups
+
+    def _check_budget(self, budget: Budget | None) -> None:
+        """Raise BadRequest for a budget of money without prices."""
+        if budget is not None and budget.needs_prices and not self._book.prices.models:
+            raise BadRequest(
+                "A budget of money needs prices, and the gateway has none.",
+                hint="Name a file of prices in FITSERVE_PRICES, and restart.",
+                param="budget",
+            )
+
+    @property
+    def has_budgets(self) -> bool:
+        return any(
+            caller.limit is not None and caller.limit.budgets
+            for _, caller in list(self._callers.values())
+        ) or bool(self._book.groups)
+
+    def budget_uses(self) -> list[BudgetUse]:
+        """All budgets with their usage, each once."""
+        with self._lock:
+            grants = [key.grant for key in self.stored_keys]
+            budgets = [
+                budget
+                for _, caller in self._callers.values()
+                if caller.limit is not None
+                for budget in caller.limit.budgets
+            ]
+            for name in self._book.groups:
+                budgets += self._book.group_budget(name, grants)
+            return list(self._book.use_of({budget.owner: budget for budget in budgets}.values()))
+
+    def note_warnings(self, budget: KeyBudget, bits: int) -> None:
+        """Mark warnings of a budget as given. Raises StoreError."""
+        with self._lock:
+            self._book.note_warnings(budget, bits)
+
+    def _caller_of(self, key: StoredKey) -> Key:
+        """The caller with a stored key. A budget that cannot be counted lets nobody in."""
+        grants = [other.grant for other in self.stored_keys] if key.grant.group is not None else []
+        try:
+            budgets = self._book.budgets_of(key.grant, grants)
+        except StoreError as error:
+            log.error(  # noqa: TRY400
+                "a budget cannot be counted", key=key.grant.name, error=str(error)
+            )
+            budgets = (KeyBudget(f"key {key.grant.name}", 0, (), is_lost=True),)
+        return key_of(key.grant, bytes.fromhex(key.digest), budgets)
 
     def _lasting_scopes(self, grants: Iterable[Grant]) -> frozenset[Scope]:
         """The scopes that keys with these grants and those of the settings have without an end."""
@@ -256,8 +370,7 @@ class Keyring:
         self.stored_keys, former_callers = stored_keys, self._callers
         # One of thousands of keys changes, so the others stay as they are.
         self._callers = {
-            id(key): former_callers.get(id(key))
-            or (key, key_of(key.grant, bytes.fromhex(key.digest)))
+            id(key): former_callers.get(id(key)) or (key, self._caller_of(key))
             for key in stored_keys
         }
         callers = [caller for _, caller in self._callers.values()]
@@ -289,3 +402,9 @@ class Keyring:
             raise unwritten_error(
                 f"{self._file} cannot be written", self._file.parent, error
             ) from None
+
+
+def _no_key_error(name: str) -> NotFound:
+    return NotFound(
+        f"The key {name[:200]} does not exist.", hint="`fitserve keys ls` lists the keys."
+    )

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.errors import RateLimited
+from gateway.errors import FitserveError, RateLimited
 from gateway.proxy.access.auth import Key, KeyLimits
+from gateway.proxy.access.budgets import WARNING_HEADER, Charge, Teller, TokenCount
 from gateway.proxy.api.endpoints import Shape
 
 MINUTE_S = 60.0
+_HOUR_S = 3600
 # Bytes per token for an estimate: of text in JSON, and of an event with one token.
 TEXT_BYTES = 4
 EVENT_BYTES = 200
@@ -95,55 +97,108 @@ class Account:
 
     def headers(self, shape: Shape, now: float) -> Headers:
         """Remaining quota in the headers of OpenAI or Anthropic."""
-        lines: list[tuple[bytes, bytes]] = []
-        for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens")):
-            if bucket is None:
-                continue
-            remaining = max(0, math.floor(bucket.level(now)))
-            full_s = bucket.wait_s(bucket.size, now)
-            if shape == "anthropic":
-                name, reset = b"anthropic-ratelimit-" + unit + b"-%b", _moment(full_s)
-            else:
-                name, reset = b"x-ratelimit-%b-" + unit, _duration(full_s)
-            lines += [
-                (name % b"limit", b"%d" % bucket.size),
-                (name % b"remaining", b"%d" % remaining),
-                (name % b"reset", reset),
-            ]
-        return tuple(lines)
+        return tuple(
+            line
+            for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens"))
+            if bucket is not None
+            for line in _quota_headers(
+                shape,
+                unit,
+                bucket.size,
+                max(0, math.floor(bucket.level(now))),
+                bucket.wait_s(bucket.size, now),
+            )
+        )
+
+
+def _quota_headers(
+    shape: Shape, unit: bytes, size: int, remaining: int, full_s: float
+) -> Iterator[tuple[bytes, bytes]]:
+    """The headers of one limit. full_s: seconds until all of it is there."""
+    if shape == "anthropic":
+        name, reset = b"anthropic-ratelimit-" + unit + b"-%b", _moment(full_s)
+    else:
+        name, reset = b"x-ratelimit-%b-" + unit, _duration(full_s)
+    yield name % b"limit", b"%d" % size
+    yield name % b"remaining", b"%d" % remaining
+    yield name % b"reset", reset
+
+
+def budget_headers(charge: Charge, shape: Shape) -> Headers:
+    """The remaining budgets of a request, and which of them are nearly spent."""
+    lines = [
+        line
+        for unit, size, remaining, full_s in charge.headers()
+        for line in _quota_headers(shape, unit.encode(), size, remaining, full_s)
+    ]
+    if warning := charge.warning():
+        lines.append((WARNING_HEADER, warning.encode()))
+    return tuple(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """An admitted request. Each permit needs its `end`."""
+    """An admitted request. Each permit needs its `end`. charge: to budgets; None for none."""
 
     account: Account
     shape: Shape
+    charge: Charge | None = None
+
+    def headers(self, now: float) -> Headers:
+        """The remaining limits, for the head of the answer."""
+        headers = self.account.headers(self.shape, now)
+        return headers if self.charge is None else headers + budget_headers(self.charge, self.shape)
 
     def lines(self, now: float) -> bytes:
         """Lines for the head of the answer."""
-        return b"".join(b"%b: %b\r\n" % pair for pair in self.account.headers(self.shape, now))
+        return b"".join(b"%b: %b\r\n" % pair for pair in self.headers(now))
 
-    def end(self, tokens: int, now: float) -> None:
-        self.account.end(tokens, now)
+    @property
+    def estimate_limit(self) -> int | None:
+        """The most tokens of an estimate; 0: no limit counts tokens, None: there is no most."""
+        if self.charge is not None:
+            return None
+        return self.account.tokens.size if self.account.tokens is not None else 0
+
+    def end(self, count: TokenCount, now: float, *, has_reached_engine: bool = True) -> None:
+        """Count the end of the request. Budgets take nothing for one that no engine got."""
+        self.account.end(count.total, now)
+        if self.charge is not None:
+            self.charge.settle(count, has_reached_engine=has_reached_engine)
 
 
 class RateLimiter:
     """Accounts of all keys with limits. Only the event loop that serves requests calls these
     methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, teller: Teller | None = None) -> None:
+        """teller: of budgets; None where no key has one."""
         self._accounts: dict[bytes, Account] = {}
+        self.teller = teller
 
-    def admit(self, key: Key, shape: Shape, now: float) -> Permit | None:
-        """A permit for one request; None: the key has no limits. Raises RateLimited."""
+    def admit(
+        self, key: Key, shape: Shape, now: float, model: str = "", asked_bytes: int = 0
+    ) -> Permit | None:
+        """A permit for one request; None: the key has no limits. Raises RateLimited, and the errors
+        of `Teller.admit`.
+
+        model: to ask; "": none, so that the request counts for no budget.
+        asked_bytes: of its body, where that is text.
+        """
         if key.limit is None:
             return None
         account = self._accounts.get(key.digest)
         if account is None:
             account = self._accounts[key.digest] = self._open_account(key.digest, key.limit, now)
         account.admit(shape, now)
-        return Permit(account, shape)
+        if not key.limit.budgets or not model or self.teller is None:
+            return Permit(account, shape)
+        try:
+            charge = self.teller.admit(key.limit.budgets, model, asked_bytes // TEXT_BYTES)
+        except FitserveError:
+            account.end(0, now)
+            raise
+        return Permit(account, shape, charge)
 
     def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002
         return Account(limit, now)
@@ -156,18 +211,19 @@ class RateLimiter:
         }
 
 
-def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, limit: int) -> int:
+def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, limit: int | None) -> int:
     """The tokens of a request and its answer, estimated from their bytes; at most `limit`."""
-    return min(
-        limit, asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES)
-    )
+    tokens = asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES)
+    return tokens if limit is None else min(limit, tokens)
 
 
 def _duration(seconds: float) -> bytes:
-    """A duration in the form of OpenAI's headers: 250ms, 7s, 6m0s."""
+    """A duration in the form of OpenAI's headers: 250ms, 7s, 6m0s, 23h0m1s."""
     if seconds < 1:
         return b"%dms" % math.ceil(seconds * 1000)
     whole_seconds = math.ceil(seconds)
+    if whole_seconds >= _HOUR_S:
+        return b"%dh%dm%ds" % (whole_seconds // _HOUR_S, *divmod(whole_seconds % _HOUR_S, 60))
     return b"%dm%ds" % divmod(whole_seconds, 60) if whole_seconds >= 60 else b"%ds" % whole_seconds
 
 

@@ -27,6 +27,7 @@ import msgspec
 
 from gateway.keys import UsageRow
 from gateway.proxy.access.auth import Key, Keys
+from gateway.proxy.access.prices import Prices
 from gateway.proxy.limits import Limits
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.in_flight import RequestsInFlight
@@ -78,6 +79,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     workers: number of all.
     grace_s: time to finish at the end.
     tls: the certificate in use.
+    prices: for budgets of money.
     """
 
     workers: int
@@ -90,6 +92,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     tls: NewCertificate | None
     routes: RouteTableMessage
     keys: KeyTableMessage
+    prices: Prices = Prices()
 
 
 class OtherLoads(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from gateway.proxy.access.auth import Key, KeyLimits
+from gateway.proxy.access.budgets import Teller
 from gateway.proxy.access.rate_limits import MINUTE_S, Account, Bucket, RateLimiter
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.shared_memory import MAX_WORKERS, ROW_BYTES, ROWS, SharedMemory
@@ -54,8 +55,8 @@ class LimitRows:
 class SharedRateLimiter(RateLimiter):
     """The limiter of a worker. `rows`: by digest of the key, assigned by the control process."""
 
-    def __init__(self, memory: SharedMemory, worker: int) -> None:
-        super().__init__()
+    def __init__(self, memory: SharedMemory, worker: int, teller: Teller | None = None) -> None:
+        super().__init__(teller)
         self.rows: Mapping[bytes, int] = {}
         self._memory = memory
         self._worker = worker

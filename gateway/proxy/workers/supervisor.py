@@ -30,6 +30,7 @@ from pathlib import Path
 from gateway.decoding import DECODE_ERRORS
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
+from gateway.proxy.access.prices import Prices
 from gateway.proxy.limits import Limits
 from gateway.proxy.metrics.counters import METRICS, Sample
 from gateway.proxy.metrics.usage_counter import UsageCounter
@@ -132,6 +133,7 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: SupervisedTask | None = None
         self._drain_event = asyncio.Event()
+        self.prices = Prices()
         self.was_handed_over = False  # another gateway has the control socket
 
     # --- called by the application ---
@@ -345,6 +347,7 @@ class Workers:
             tls=self._tls,
             routes=table_of(self.routes.table),
             keys=keys_of(self._keys, self._rows),
+            prices=self.prices,
         )
 
     async def _read_reports(self, worker: _Worker) -> None:

@@ -26,7 +26,9 @@ import uvicorn
 from gateway.decoding import DECODE_ERRORS
 from gateway.logging import configure_logging
 from gateway.proxy.access.auth import Keys
+from gateway.proxy.access.budgets import Teller
 from gateway.proxy.access.failed_logins import FailedLogins
+from gateway.proxy.access.ledger import Ledger
 from gateway.proxy.access.origins import Origins
 from gateway.proxy.client_connection import client_protocol
 from gateway.proxy.data_plane import DataPlane
@@ -65,11 +67,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Worker:
     """Applies the messages of the control process, and reports to it."""
 
-    def __init__(self, index: int, begin: Begin, memory: SharedMemory) -> None:
+    def __init__(self, index: int, begin: Begin, memory: SharedMemory, ledger: Ledger) -> None:
         self.routes = SharedRoutes(begin, memory)
         origins = Origins(frozenset(begin.limits.origins))
         self.keys = Keys(None, None, failed_logins=FailedLogins(memory=memory), origins=origins)
-        self.limiter = SharedRateLimiter(memory, index)
+        self.limiter = SharedRateLimiter(memory, index, Teller(ledger, begin.prices))
         self.metrics = AccessLog() if begin.access_log else Metrics()
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
@@ -215,7 +217,7 @@ def main() -> None:
     except DECODE_ERRORS as error:
         sys.exit(f"fitserve: worker and control process have different versions: {error}")
     configure_logging(begin.log_level)
-    worker = Worker(index, begin, memory)
+    worker = Worker(index, begin, memory, Ledger(Path(sys.argv[1])))
     app = OllamaApp(ControlForwarder(Path(begin.control)), worker.plane)
     protocol = client_protocol(worker.plane, worker.tls)
     config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)

@@ -22,6 +22,9 @@ class KeyView(Grant):
     """A key without its secret. `created_at` is None for a key of the settings."""
 
     created_at: float | None = None
+    used: tuple[LimitUse, ...] = Field(
+        (), exclude_if=lambda rows: not rows, description="usage of each limit of its budget"
+    )
 
 
 class KeyList(Value):
@@ -57,8 +60,12 @@ async def list_keys(request: Request) -> KeyList:
         for name in SETTINGS_KEYS
         if name in keys.fixed_names
     ]
+    used = uses_by_owner(await asyncio.to_thread(keyring.budget_uses))
     created_key = [
-        KeyView.model_validate(key.grant.model_dump() | {"created_at": key.created_at})
+        KeyView.model_validate(
+            key.grant.model_dump()
+            | {"created_at": key.created_at, "used": used.get(f"key {key.grant.name}", ())}
+        )
         for key in keyring.stored_keys
     ]
     return KeyList(data=(*fixed_keys, *created_key))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import pytest
 
+from gateway.cli.budget_options import BudgetOptions
 from gateway.cli.commands import keys
+
+NO_BUDGET = BudgetOptions()
 
 
 def test_a_key_for_a_missing_model_is_noted(
@@ -24,9 +28,10 @@ def test_a_key_for_a_missing_model_is_noted(
         return answers[path]
 
     monkeypatch.setattr(keys, "call", call)
-    keys.add("bob", model=["tiny", "tinny", "small", "sql"])
+    add = unwrap(keys.add)
+    add("bob", keys.LimitOptions(model=["tiny", "tinny", "small", "sql"]), NO_BUDGET)
     assert "note: no model is named tinny now." in capsys.readouterr().err
     # The first key closes the gateway to the reading of its models.
     assert calls[-1] == "POST"
-    keys.add("bob", model=["tiny"])
+    add("bob", keys.LimitOptions(model=["tiny"]), NO_BUDGET)
     assert "note" not in capsys.readouterr().err

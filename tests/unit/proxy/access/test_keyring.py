@@ -13,13 +13,20 @@ from gateway.proxy.access.auth import Keys, KeyTable
 from gateway.proxy.access.keyring import Keyring
 from gateway.secret import Secret
 from gateway.store.store import Store
+from tests.support.budgets import budget_book
 from tests.support.patience import hang_s
 
 
 def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     store, keys = Store(tmp_path / "fitserve.db"), Keys(Secret("k" * 40), None)
     changes: list[int] = []
-    ring = Keyring(store, tmp_path, keys, lambda: changes.append(len(keys.table.keys)))
+    ring = Keyring(
+        store,
+        tmp_path,
+        keys,
+        lambda: changes.append(len(keys.table.keys)),
+        budget_book(store, tmp_path),
+    )
     keys_by_name = {name: ring.add(Grant(name=name)) for name in ("a", "b", "c")}
     before = {key.name: key for key in keys.table.keys.values()}
     ring.remove("b")
@@ -30,7 +37,13 @@ def test_a_change_of_one_key_leaves_the_others_as_they_are(tmp_path: Path) -> No
     assert after["d"].models == frozenset({"m"})
     assert changes == [2, 3, 4, 3, 4]
     assert keys.check(b"Bearer " + keys_by_name["a"].reveal_bytes(), "inference") is after["a"]
-    second_keyring = Keyring(store, tmp_path, Keys(Secret("k" * 40), None), lambda: None)
+    second_keyring = Keyring(
+        store,
+        tmp_path,
+        Keys(Secret("k" * 40), None),
+        lambda: None,
+        budget_book(store, tmp_path),
+    )
     second_keyring.load()
     assert second_keyring.stored_keys == ring.stored_keys
     ring.close()
@@ -46,7 +59,13 @@ def test_the_end_of_a_key_makes_a_new_table(
     monkeypatch.setattr("gateway.proxy.access.auth._DAY_S", passed_s + 1.5)
     store, keys = Store(tmp_path / "fitserve.db"), Keys(Secret("k" * 40), None)
     tables: queue.Queue[KeyTable] = queue.Queue()
-    ring = Keyring(store, tmp_path, keys, lambda: tables.put(keys.table))
+    ring = Keyring(
+        store,
+        tmp_path,
+        keys,
+        lambda: tables.put(keys.table),
+        budget_book(store, tmp_path),
+    )
     ring.add(Grant(name="a", expires=now.date()))
     first_table = tables.get(timeout=hang_s())
     assert tables.get(timeout=hang_s()) is not first_table

@@ -23,6 +23,7 @@ const LIMITS = [
   ["tokens_per_minute", "Tokens per minute"],
   ["max_in_flight", "Concurrent requests"],
 ];
+const MEASURES = { gpu_seconds: "GPU seconds" };
 
 export function keys() {
   const list = h("ul", { class: "keys" });
@@ -33,13 +34,19 @@ export function keys() {
       " gateway to callers without a key, so create an admin key first.",
   );
 
+  const groups = h("ul", { class: "keys" });
+  const groupsTitle = h("h3", { hidden: true }, "Groups");
+
   async function load() {
     const { data } = await call("GET", "/admin/keys");
+    const { data: groupViews } = await call("GET", "/admin/key-groups");
     attribute(emptyNote, "hidden", data.length > 0);
     fill(
       list,
       data.map((key) => row(key, load)),
     );
+    attribute(groupsTitle, "hidden", groupViews.length === 0);
+    fill(groups, groupViews.map(groupRow));
   }
 
   attempt(load);
@@ -58,6 +65,8 @@ export function keys() {
           h("h2", { id: "keys-title" }, "Keys in use"),
           emptyNote,
           list,
+          groupsTitle,
+          groups,
           baseUrlLine(),
         ),
         newKey(load),
@@ -74,6 +83,8 @@ function row(key, changed) {
     key.models ? `only ${key.models.join(", ")}` : "all models",
     ...limits,
     ...(key.priority_class === "normal" ? [] : [`class ${key.priority_class}`]),
+    ...(key.group ? [`group ${key.group}`] : []),
+    ...budget(key),
     ...(key.expires ? [`until ${key.expires}`] : []),
     key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`,
   ];
@@ -117,6 +128,29 @@ function row(key, changed) {
           },
           "Remove",
         ),
+  );
+}
+
+/** The used part of each limit of a budget. */
+function budget(owner) {
+  const suffix = owner.budget?.is_soft ? " (warns only)" : "";
+  return (owner.used ?? []).map(
+    ({ measure, period, used, limit }) =>
+      `${number(used)} of ${number(limit)} ${MEASURES[measure] ?? measure} a ${period}${suffix}`,
+  );
+}
+
+function groupRow(group) {
+  const facts = [group.keys.join(", ") || "no keys", ...budget(group)];
+  return h(
+    "li",
+    {},
+    h(
+      "div",
+      { class: "who" },
+      h("span", { class: "name" }, group.name),
+      h("span", { class: "muted small" }, facts.join(" · ")),
+    ),
   );
 }
 

@@ -1,0 +1,124 @@
+"""The budgets of created keys and their groups, in the control process.
+
+A budget counts under the name of its key or group. So a new key of the same name goes on with what
+the former one used. A budget without a row in the ledger begins with the stored usage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import date
+from typing import NamedTuple
+
+from gateway.domain.budget import Budget
+from gateway.domain.grant import Grant
+from gateway.keys import UsageRow
+from gateway.proxy.access.budgets import (
+    MEASURES,
+    PERIODS,
+    UNITS,
+    BudgetLimit,
+    KeyBudget,
+)
+from gateway.proxy.access.ledger import Amounts, Calendar, Ledger, LedgerRows, Usage
+from gateway.proxy.access.prices import Prices, money
+
+StoredUsage = Callable[[int, int], Iterable[UsageRow]]
+"""The usage from a first to a last day, by key and model."""
+_MONTHS = 12
+
+
+class BudgetUse(NamedTuple):
+    """A budget with its usage."""
+
+    budget: KeyBudget
+    usage: Usage
+
+
+class BudgetBook:
+    """Gives keys their budgets. Only the keyring calls it, under its lock.
+
+    groups: budgets by the name of the group.
+    """
+
+    def __init__(self, ledger: Ledger, prices: Prices, stored_usage: StoredUsage) -> None:
+        self.groups: Mapping[str, Budget] = {}
+        self.prices = prices
+        self._ledger = ledger
+        self._rows = LedgerRows(ledger)
+        self._stored_usage = stored_usage
+
+    def budgets_of(self, grant: Grant, grants: Collection[Grant]) -> tuple[KeyBudget, ...]:
+        """The budgets that the requests of a key count for. grants: of all keys. Raises
+        StoreError."""
+        budgets = []
+        if grant.budget is not None and (limits := limits_of(grant.budget)):
+            row = self._row(f"key {grant.name}", {grant.name})
+            budgets.append(_key_budget(f"key {grant.name}", row, limits, grant.budget))
+        if grant.group is not None:
+            budgets += self.group_budget(grant.group, grants)
+        return tuple(budgets)
+
+    def group_budget(self, name: str, grants: Iterable[Grant]) -> list[KeyBudget]:
+        """The budget of a group, if it has limits."""
+        owner, budget = f"group {name}", self.groups.get(name)
+        if budget is None:
+            return [KeyBudget(owner, 0, (), is_lost=True)]
+        if not (limits := limits_of(budget)):
+            return []
+        members = {grant.name for grant in grants if grant.group == name}
+        return [_key_budget(owner, self._row(owner, members), limits, budget)]
+
+    def use_of(self, budgets: Iterable[KeyBudget]) -> Iterator[BudgetUse]:
+        """The budgets with what is used of them."""
+        today = Calendar.now()
+        for budget in budgets:
+            if not budget.is_lost:
+                yield BudgetUse(budget, self._ledger.read(budget.row, today))
+
+    def note_warnings(self, budget: KeyBudget, bits: int) -> None:
+        """Mark warnings as given. Raises StoreError."""
+        with self._ledger.lock(budget.row):
+            today = Calendar.now()
+            usage = self._ledger.read(budget.row, today)
+            self._ledger.write(budget.row, today, usage._replace(warnings=usage.warnings | bits))
+
+    def _row(self, owner: str, keys: Collection[str]) -> int:
+        return self._rows.row_of(owner, lambda today: self._seed(keys, today))
+
+    def _seed(self, keys: Collection[str], today: Calendar) -> Usage:
+        """The stored usage of these keys in the present day and month."""
+        day, month = Amounts(), Amounts()
+        for row in self._stored_usage(first_day(today), today.day):
+            if row.key in keys:
+                month = month.plus(cost := self._cost(row))
+                day = day.plus(cost) if row.day == today.day else day
+        return Usage(day, month)
+
+    def _cost(self, row: UsageRow) -> Amounts:
+        tokens = row.prompt_tokens + row.completion_tokens + row.estimated_tokens
+        price = self.prices.find(row.model)
+        counts = row.prompt_tokens + row.estimated_tokens, row.completion_tokens, row.cached_tokens
+        return Amounts(row.requests, tokens, 0, money(price, *counts, 0) if price else 0)
+
+
+def first_day(today: Calendar) -> int:
+    """The first day of the month, counted like `today`."""
+    year, month = divmod(today.month, _MONTHS)
+    return (date(year, month + 1, 1) - date(1970, 1, 1)).days
+
+
+def limits_of(budget: Budget) -> tuple[BudgetLimit, ...]:
+    """The limits of a budget in the ledger's units."""
+    return tuple(
+        BudgetLimit(measure, period, round(amount * UNITS[measure]))
+        for period, period_name in enumerate(PERIODS)
+        for measure, name in enumerate(MEASURES)
+        if (amount := getattr(budget, f"{name}_per_{period_name}")) is not None
+    )
+
+
+def _key_budget(
+    owner: str, row: int, limits: tuple[BudgetLimit, ...], budget: Budget
+) -> KeyBudget:
+    return KeyBudget(owner, row, limits, budget.warn_percent, budget.is_soft)

@@ -1,0 +1,265 @@
+"""Budgets of keys and groups: requests, tokens, GPU seconds and money, of a day and of a month.
+
+A request is counted, with the estimated tokens of its prompt, before an engine is asked. So each
+answer that a client has is counted, also after a kill. Tokens that the answer reports, GPU seconds
+and money follow at its end. A spent budget refuses further requests. A request in time may exceed
+it, as its answer's length is not known.
+
+GPU seconds are the seconds at an engine, times its GPUs, by the number of requests there.
+"""
+
+from __future__ import annotations
+
+import calendar
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from gateway.errors import FitserveError, Forbidden, QuotaExhausted
+from gateway.proxy.access.ledger import (
+    GPU_UNITS,
+    MONEY_UNITS,
+    NOTHING,
+    Amounts,
+    Calendar,
+    Ledger,
+    Usage,
+)
+from gateway.proxy.access.prices import Prices, money
+
+log = logging.getLogger("fitserve.budgets")
+
+# In the order of `Amounts`, with their units in the ledger.
+MEASURES = ("requests", "tokens", "gpu_seconds", "money")
+UNITS = (1, 1, GPU_UNITS, MONEY_UNITS)
+PERIODS = ("day", "month")
+WARNING_HEADER = b"x-fitserve-budget-warning"
+_MONEY = MEASURES.index("money")
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimit:
+    """The most of one measure in one period. amount: in units of the ledger.
+
+    measure, period: places in MEASURES and PERIODS.
+    """
+
+    measure: int
+    period: int
+    amount: int
+
+    @property
+    def name(self) -> str:
+        """Such as `tokens-day`."""
+        return f"{MEASURES[self.measure].replace('_', '-')}-{PERIODS[self.period]}"
+
+    @property
+    def warning_bit(self) -> int:
+        return 1 << (8 * self.period + self.measure)
+
+    @property
+    def exhaustion_bit(self) -> int:
+        return self.warning_bit << len(MEASURES)
+
+    def used(self, usage: Usage) -> int:
+        return (usage.day, usage.month)[self.period][self.measure]
+
+    def shown(self, amount: int) -> str:
+        """An amount of the measure for people."""
+        unit = UNITS[self.measure]
+        return f"{amount:,}" if unit == 1 else f"{amount / unit:,.2f}".removesuffix(".00")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBudget:
+    """A budget that a key's requests count for.
+
+    owner: for people, such as `key app`.
+    row: of the ledger.
+    is_soft: a spent budget refuses nothing.
+    is_lost: its limits are not known any more.
+    """
+
+    owner: str
+    row: int
+    limits: tuple[BudgetLimit, ...]
+    warn_percent: int = 80
+    is_soft: bool = False
+    is_lost: bool = False
+
+    def is_warned(self, limit: BudgetLimit, usage: Usage) -> bool:
+        """Whether the usage has reached the part of the limit that warns."""
+        return 100 * limit.used(usage) >= self.warn_percent * limit.amount
+
+
+class TokenCount(NamedTuple):
+    """Tokens of a request. cached: those of the prompt that came from a cache."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+
+class Charge:
+    """The cost of one request to its budgets, from its start to its end."""
+
+    __slots__ = ("_asked_at", "_gpu_time", "_in_flight", "_teller", "budgets", "model", "reserved")
+
+    def __init__(
+        self, teller: Teller, budgets: Sequence[KeyBudget], model: str, reserved: Amounts
+    ) -> None:
+        """reserved: added to the budgets already."""
+        self._teller = teller
+        self.budgets = budgets
+        self.model = model
+        self.reserved = reserved
+        self._gpu_time = 0
+        self._asked_at = 0.0
+        self._in_flight = 1
+
+    def ask(self, in_flight: int, now: float) -> None:
+        """Note that an engine is asked. in_flight: requests at the engine, this one included."""
+        self._asked_at, self._in_flight = now, in_flight
+
+    def leave(self, gpus: int, in_flight: int, now: float) -> None:
+        """Count the time at an engine with that many GPUs."""
+        sharers = max(1.0, (self._in_flight + in_flight) / 2)
+        self._gpu_time += round((now - self._asked_at) * GPU_UNITS * gpus / sharers)
+
+    def settle(self, count: TokenCount, *, has_reached_engine: bool) -> None:
+        """Replace the reserved cost by the real one, which is nothing without an engine."""
+        price = self._teller.prices.find(self.model)
+        cost = NOTHING
+        if has_reached_engine:
+            cost = Amounts(
+                1,
+                count.total,
+                self._gpu_time,
+                0 if price is None else money(price, *count, self._gpu_time),
+            )
+        self._teller.add(self.budgets, cost.minus(self.reserved))
+
+    def headers(self) -> Iterator[tuple[str, int, int, float]]:
+        """Each limit: its name, amount and remaining amount, and the seconds until it is full."""
+        today, now = Calendar.now(), time.time()
+        for budget in self.budgets:
+            usage = self._teller.ledger.read(budget.row, today)
+            prefix = "" if budget.owner.startswith("key ") else "group-"
+            for limit in budget.limits:
+                unit = UNITS[limit.measure]
+                remaining = max(0, limit.amount - limit.used(usage))
+                name = f"{prefix}{limit.name}"
+                yield name, limit.amount // unit, remaining // unit, period_end(limit) - now
+
+    def warning(self) -> str:
+        """The limits that are used up to the part that warns; "": none."""
+        today = Calendar.now()
+        return "; ".join(
+            f"{budget.owner} has used {limit.shown(limit.used(usage))} of"
+            f" {limit.shown(limit.amount)} {_measure(limit)} of this {PERIODS[limit.period]}"
+            for budget in self.budgets
+            for usage in (self._teller.ledger.read(budget.row, today),)
+            for limit in budget.limits
+            if budget.is_warned(limit, usage)
+        )
+
+
+class Teller:
+    """Admits requests to budgets. Only the event loop that serves requests calls it."""
+
+    def __init__(self, ledger: Ledger, prices: Prices | None = None) -> None:
+        self.ledger = ledger
+        self.prices = prices or Prices()
+
+    def admit(self, budgets: Sequence[KeyBudget], model: str, prompt_tokens: int) -> Charge:
+        """A request of a key, counted. prompt_tokens: estimated. Raises QuotaExhausted, Forbidden,
+        StoreError."""
+        price = self.prices.find(model)
+        if price is None and any(
+            limit.measure == _MONEY for budget in budgets for limit in budget.limits
+        ):
+            raise no_price_error(model)
+        cost = Amounts(1, prompt_tokens)
+        if price is not None:
+            cost = cost._replace(money=money(price, prompt_tokens, 0, 0, 0))
+        admitted: list[KeyBudget] = []
+        try:
+            for budget in budgets:
+                self._admit(budget, cost)
+                admitted.append(budget)
+        except FitserveError:
+            self.add(admitted, NOTHING.minus(cost))
+            raise
+        return Charge(self, budgets, model, cost)
+
+    def add(self, budgets: Sequence[KeyBudget], cost: Amounts) -> None:
+        """Add to budgets whose requests are under way, which no error may end."""
+        today = Calendar.now()
+        for budget in budgets:
+            try:
+                self.ledger.add(budget.row, today, cost)
+            except FitserveError as error:
+                log.error("%s: %s", budget.owner, error)  # noqa: TRY400
+
+    def _admit(self, budget: KeyBudget, cost: Amounts) -> None:
+        if budget.is_lost:
+            raise lost_budget_error(budget)
+        today = Calendar.now()
+        with self.ledger.lock(budget.row):
+            usage = self.ledger.read(budget.row, today)
+            if not budget.is_soft:
+                for limit in budget.limits:
+                    if limit.used(usage) >= limit.amount:
+                        raise exhaustion_error(budget, limit)
+            self.ledger.write(
+                budget.row,
+                today,
+                usage._replace(day=usage.day.plus(cost), month=usage.month.plus(cost)),
+            )
+
+
+def period_end(limit: BudgetLimit) -> float:
+    """Unix time of the end of the present day or month of UTC."""
+    now = time.time()
+    if PERIODS[limit.period] == "day":
+        return (int(now) // _DAY_S + 1) * _DAY_S
+    date = time.gmtime(now)
+    days = calendar.monthrange(date.tm_year, date.tm_mon)[1]
+    return datetime(date.tm_year, date.tm_mon, days, tzinfo=UTC).timestamp() + _DAY_S
+
+
+def _measure(limit: BudgetLimit) -> str:
+    return MEASURES[limit.measure].replace("gpu_", "GPU ")
+
+
+def exhaustion_error(budget: KeyBudget, limit: BudgetLimit) -> QuotaExhausted:
+    end = datetime.fromtimestamp(period_end(limit), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    period = PERIODS[limit.period]
+    return QuotaExhausted(
+        f"The {budget.owner} has used its {limit.shown(limit.amount)} {_measure(limit)} of this"
+        f" {period}.",
+        hint=f"The next {period} begins at {end}. The operator raises the budget with `fitserve"
+        " keys budget`.",
+    )
+
+
+def no_price_error(model: str) -> Forbidden:
+    return Forbidden(
+        f"The model '{model}' has no price, and the key has a budget of money.",
+        hint="The operator adds the model to the file of FITSERVE_PRICES.",
+    )
+
+
+def lost_budget_error(budget: KeyBudget) -> Forbidden:
+    return Forbidden(
+        f"The budget of the {budget.owner} is not known any more.",
+        hint="The operator sets it with `fitserve keys budget`.",
+    )

@@ -1,0 +1,204 @@
+"""Usage of budgets by day and month, in a file that all processes of a gateway share.
+
+row of a budget    digest of its owner; day and month of the counts; given warnings; requests,
+                   tokens, microseconds of GPUs and billionths of money of the day, and of the month
+
+Each change is written at once, under a kernel lock of its row. So a killed process loses no count,
+and neither does a restart. The control process assigns the rows, and allocates their room on the
+disk before their use. Days and months are of UTC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.errors import StoreError
+from gateway.proxy.shared_memory import Lock
+
+log = logging.getLogger("fitserve.budgets")
+
+FILE = "budgets"
+ROWS = 16 * 1024
+GPU_UNITS, MONEY_UNITS = 10**6, 10**9
+_DAY_S = 86_400
+_ROW = struct.Struct("<16sIIII8Q")
+_ROW_BYTES = 128
+_NO_OWNER = bytes(16)
+_MOST = 2**63
+
+
+class Amounts(NamedTuple):
+    """What requests cost. gpu_time: microseconds of GPUs; money: billionths."""
+
+    requests: int = 0
+    tokens: int = 0
+    gpu_time: int = 0
+    money: int = 0
+
+    def plus(self, other: Amounts) -> Amounts:
+        """The sums, none of which is below 0."""
+        return Amounts(*(min(_MOST, max(0, a + b)) for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Amounts) -> Amounts:
+        """The differences, which may be below 0."""
+        return Amounts(*(a - b for a, b in zip(self, other, strict=True)))
+
+
+NOTHING = Amounts()
+
+
+class Usage(NamedTuple):
+    """The usage of a budget in its present day and month. warnings: a bit for each given one."""
+
+    day: Amounts = NOTHING
+    month: Amounts = NOTHING
+    warnings: int = 0
+
+
+class Calendar(NamedTuple):
+    """A day of UTC, counted from 1970-01-01, and its month, counted from the year 0."""
+
+    day: int
+    month: int
+
+    @classmethod
+    def now(cls) -> Calendar:
+        seconds = time.time()
+        date = time.gmtime(seconds)
+        return cls(int(seconds) // _DAY_S, 12 * date.tm_year + date.tm_mon - 1)
+
+
+class Ledger:
+    """The rows of all budgets. A folder that cannot be written has them in this process alone.
+
+    data: the gateway's data folder. The file is opened at its first use.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self._file = data / FILE
+        self._descriptor = -1
+
+    @property
+    def descriptor(self) -> int:
+        if self._descriptor < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            try:
+                self._descriptor = os.open(self._file, flags, 0o600)
+            except OSError as error:
+                log.warning(
+                    "%s: %s; budgets begin with the stored usage at each start",
+                    self._file,
+                    error.strerror,
+                )
+                self._descriptor = os.memfd_create("fitserve-budgets")
+        return self._descriptor
+
+    def lock(self, row: int) -> Lock:
+        return Lock(self.descriptor, row)
+
+    def read(self, row: int, today: Calendar) -> Usage:
+        """The usage of a row. Counts of another day or month are 0."""
+        _, day, month, warnings, _, *counts = self._unpack(row)
+        is_today, is_month = _is_current(today.day, day), _is_current(today.month, month)
+        return Usage(
+            Amounts(*counts[:4]) if is_today else NOTHING,
+            Amounts(*counts[4:]) if is_month else NOTHING,
+            warnings & (0x00FF if is_today else 0) | warnings & (0xFF00 if is_month else 0),
+        )
+
+    def write(self, row: int, today: Calendar, usage: Usage) -> None:
+        """Replace the usage of a row. Raises StoreError."""
+        self.begin(row, self._unpack(row)[0], today, usage)
+
+    def add(self, row: int, today: Calendar, cost: Amounts) -> None:
+        """Add to a row, under its lock. Raises StoreError."""
+        with self.lock(row):
+            usage = self.read(row, today)
+            self.write(
+                row, today, usage._replace(day=usage.day.plus(cost), month=usage.month.plus(cost))
+            )
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _unpack(self, row: int) -> tuple[bytes, int, int, int, int, *tuple[int, ...]]:
+        data = os.pread(self.descriptor, _ROW.size, row * _ROW_BYTES)
+        return _ROW.unpack(data.ljust(_ROW.size, b"\0"))
+
+    def begin(self, row: int, owner: bytes, today: Calendar, usage: Usage) -> None:
+        """Write a row for the owner of this digest. Raises StoreError."""
+        data = _ROW.pack(owner, *today, usage.warnings, 0, *usage.day, *usage.month)
+        try:
+            os.pwrite(self.descriptor, data, row * _ROW_BYTES)
+        except OSError as error:
+            raise StoreError(
+                f"The usage of a budget cannot be written: {error.strerror}.",
+                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
+            ) from None
+
+
+class LedgerRows:
+    """The rows of owners, in the control process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._rows: dict[bytes, int] | None = None
+
+    def row_of(self, owner: str, seed: Callable[[Calendar], Usage]) -> int:
+        """The row of an owner. A new row begins with the usage that `seed` knows. Raises
+        StoreError."""
+        if self._rows is None:
+            self._rows = self._read_owners()
+        tag = hashlib.blake2b(owner.encode(), digest_size=16).digest()
+        row = self._rows.get(tag)
+        if row is None:
+            row = self._rows[tag] = self._free_row()
+            self._allocate(row)
+            today = Calendar.now()
+            self.ledger.begin(row, tag, today, seed(today))
+        return row
+
+    def _read_owners(self) -> dict[bytes, int]:
+        data = os.pread(self.ledger.descriptor, ROWS * _ROW_BYTES, 0)
+        owners = (
+            (data[at : at + len(_NO_OWNER)], at // _ROW_BYTES)
+            for at in range(0, len(data), _ROW_BYTES)
+        )
+        return {owner: row for owner, row in owners if owner.strip(b"\0")}
+
+    def _free_row(self) -> int:
+        assert self._rows is not None  # noqa: S101
+        used_rows = set(self._rows.values())
+        row = next((row for row in range(ROWS) if row not in used_rows), None)
+        if row is None:
+            raise StoreError(
+                f"There are {ROWS} budgets of keys and groups already.",
+                hint="Remove the file `budgets` of FITSERVE_DATA_DIR while the gateway is stopped:"
+                " owners that are gone leave it, and the others keep their stored usage.",
+            )
+        return row
+
+    def _allocate(self, row: int) -> None:
+        """Have the disk keep room for a row. Raises StoreError."""
+        try:
+            os.posix_fallocate(self.ledger.descriptor, row * _ROW_BYTES, _ROW_BYTES)
+        except OSError as error:
+            raise StoreError(
+                f"The disk has no room for a budget: {error.strerror}.",
+                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
+            ) from None
+
+
+def _is_current(present: int, noted: int) -> bool:
+    """Whether counts of the noted day or month still hold. A clock that steps back by a little
+    begins none anew; one that was far ahead has left wrong counts."""
+    return noted in (present, present + 1)
