@@ -13,6 +13,7 @@ EXPOSED_HEADERS = (
     "x-gateway-source",
     "retry-after",
     "x-should-retry",
+    "x-fitserve-budget-warning",
     *(
         f"x-ratelimit-{value}-{unit}"
         for value in ("limit", "remaining", "reset")

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.errors import FitserveError, RateLimited
+from gateway.errors import FitserveError, QuotaExhausted, RateLimited
 from gateway.proxy.access.auth import Key, KeyLimits
 from gateway.proxy.access.budgets import WARNING_HEADER, Charge, Teller, TokenCount
+from gateway.proxy.access.ledger import NOTHING
 from gateway.proxy.api.endpoints import Shape
 
 MINUTE_S = 60.0
@@ -195,8 +196,11 @@ class RateLimiter:
             return Permit(account, shape)
         try:
             charge = self.teller.admit(key.limit.budgets, model, asked_bytes // TEXT_BYTES)
-        except FitserveError:
+        except FitserveError as error:
             account.end(0, now)
+            if isinstance(error, QuotaExhausted):
+                unused = Charge(self.teller, key.limit.budgets, model, NOTHING)
+                error.headers = budget_headers(unused, shape)
             raise
         return Permit(account, shape, charge)
 

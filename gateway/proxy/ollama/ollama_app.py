@@ -78,6 +78,8 @@ _LISTS = {
 _ANSWER_HEADERS = (
     b"access-control-",
     b"x-ratelimit-",
+    b"x-fitserve-budget-warning",
+    b"x-should-retry",
     b"retry-after",
     b"x-request-id",
     b"vary",

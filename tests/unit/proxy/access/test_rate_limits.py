@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 from gateway.errors import RateLimited
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
+from gateway.proxy.access.budgets import TokenCount
 from gateway.proxy.access.rate_limits import Account, Bucket, RateLimiter, estimate
 from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.meter import TokenUsage, answer_usage, streamed_usage
 
 
-def limited_key(**limit: int) -> Key:
+def limited_key(**limit: Any) -> Key:
     return Key("app", b"d" * 32, frozenset({"inference"}), limit=KeyLimits(**limit))
 
 
@@ -56,10 +58,10 @@ def test_an_ended_request_frees_its_slot_but_not_its_minute() -> None:
     assert first is not None
     with pytest.raises(RateLimited, match="concurrent requests"):
         limiter.admit(key, "openai", 0.0)
-    first.end(5, 0.0)
+    first.end(TokenCount(5), 0.0)
     second = limiter.admit(key, "openai", 0.0)
     assert second is not None
-    second.end(5, 0.0)
+    second.end(TokenCount(5), 0.0)
     with pytest.raises(RateLimited, match="2 requests per minute"):
         limiter.admit(key, "openai", 0.0)
     assert limiter.admit(key, "openai", 30.0) is not None

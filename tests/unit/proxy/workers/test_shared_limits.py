@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import NotFound, RateLimited
 from gateway.keys import SCOPES
+from gateway.proxy.access.budgets import TokenCount
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.access.failed_logins import MAX_FAILURES, FailedLogins
 from gateway.proxy.access.rate_limits import RateLimiter
@@ -114,7 +115,7 @@ def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
     pair = Pair(KeyLimits(tokens_per_minute=100))
     permit = pair.workers[0].admit(pair.key, "openai", 0.0)
     assert permit is not None
-    permit.end(130, 0.0)
+    permit.end(TokenCount(100, 30), 0.0)
     with pytest.raises(RateLimited, match="100 tokens"):
         pair.workers[1].admit(pair.key, "openai", 18.0)
     assert pair.is_admitted(1, 19.0)

@@ -1,0 +1,206 @@
+"""Budgets: the requests that they let in, what a request costs, and what a client reads of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain.budget import Budget
+from gateway.domain.grant import Grant
+from gateway.errors import FitserveError, Forbidden, QuotaExhausted
+from gateway.keys import UsageRow
+from gateway.proxy.access.auth import Key, key_of
+from gateway.proxy.access.budget_book import BudgetBook
+from gateway.proxy.access.budgets import Charge, Teller, TokenCount
+from gateway.proxy.access.ledger import Amounts, Calendar, Ledger
+from gateway.proxy.access.prices import ModelPrice, Prices
+from gateway.proxy.access.rate_limits import Permit, RateLimiter
+from gateway.proxy.api.protocol import error_headers
+
+PRICES = Prices({"m": ModelPrice(prompt=1.0, completion=4.0, cached=0.1, gpu_hour=36.0)}, "EUR")
+NOON = 1_795_780_800.0  # 2026-11-27 12:00 UTC
+
+
+@pytest.fixture(autouse=True)
+def _stop_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOON)
+
+
+class Desk:
+    """A limiter, and keys with budgets."""
+
+    def __init__(
+        self, folder: Path, prices: Prices = PRICES, stored: tuple[UsageRow, ...] = ()
+    ) -> None:
+        self.book = BudgetBook(Ledger(folder), prices, lambda _first, _last: stored)
+        self.limiter = RateLimiter(Teller(Ledger(folder), prices))
+        self.grants: list[Grant] = []
+
+    def key(self, name: str = "app", group: str | None = None, **budget: Any) -> Key:
+        grant = Grant(name=name, group=group, budget=Budget(**budget) if budget else None)
+        self.grants.append(grant)
+        return key_of(grant, name.encode().ljust(32), self.book.budgets_of(grant, self.grants))
+
+    def admit(self, key: Key, model: str = "m", asked_bytes: int = 0) -> Permit:
+        permit = self.limiter.admit(key, "openai", 0.0, model, asked_bytes)
+        assert permit is not None
+        return permit
+
+    def is_admitted(self, key: Key) -> bool:
+        try:
+            self.admit(key)
+        except QuotaExhausted:
+            return False
+        return True
+
+    def day_of(self, key: Key) -> Amounts:
+        assert key.limit is not None
+        (use,) = self.book.use_of(key.limit.budgets[:1])
+        return use.usage.day
+
+
+def test_exactly_the_requests_of_a_budget_are_admitted(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(requests_per_day=3)
+    assert [desk.is_admitted(key) for _ in range(5)] == [True, True, True, False, False]
+    # Another process with the same folder, as after a kill.
+    later_desk = Desk(tmp_path)
+    assert not later_desk.is_admitted(later_desk.key(requests_per_day=3))
+
+
+def test_a_request_that_no_engine_got_costs_nothing(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(requests_per_day=1, tokens_per_day=100)
+    desk.admit(key, asked_bytes=80).end(TokenCount(), 0.0, has_reached_engine=False)
+    assert desk.day_of(key) == Amounts()
+    assert desk.is_admitted(key)
+
+
+def test_the_prompt_counts_before_the_answer_and_the_report_after_it(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(tokens_per_day=1_000)
+    permit = desk.admit(key, asked_bytes=400)
+    assert desk.day_of(key) == Amounts(1, 100, 0, 100_000)
+    permit.end(TokenCount(90, 30), 0.0)
+    assert desk.day_of(key)[:2] == (1, 120)
+
+
+def test_a_spent_budget_of_tokens_refuses_the_next_request(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(tokens_per_month=100)
+    desk.admit(key).end(TokenCount(60, 60), 0.0)
+    with pytest.raises(QuotaExhausted) as refusal:
+        desk.admit(key)
+    error = refusal.value
+    assert str(error).startswith("The key app has used its 100 tokens of this month.")
+    assert "2026-12-01 00:00 UTC" in str(error)
+    assert error.envelope()["error"]["type"] == "insufficient_quota"
+    headers = dict(error_headers(error))
+    assert headers[b"x-should-retry"] == b"false"
+    assert b"retry-after" not in headers
+    assert headers[b"x-ratelimit-remaining-tokens-month"] == b"0"
+    assert headers[b"x-ratelimit-reset-tokens-month"] == b"84h0m0s"
+
+
+def test_a_group_is_shared_by_its_keys_and_refunds_what_another_budget_refuses(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
+    desk.book.groups = {"team": Budget(requests_per_day=3)}
+    first = desk.key("first", "team", requests_per_day=1)
+    second = desk.key("second", "team")
+    assert [desk.is_admitted(first) for _ in range(3)] == [True, False, False]
+    assert [desk.is_admitted(second) for _ in range(3)] == [True, True, False]
+    third = desk.key("third", "team", requests_per_day=9)
+    assert not desk.is_admitted(third)
+    assert desk.day_of(third).requests == 0
+
+
+def test_a_group_that_was_lost_lets_no_key_in(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    with pytest.raises(Forbidden, match="group team is not known"):
+        desk.admit(desk.key(group="team"))
+
+
+def test_a_soft_budget_warns_and_refuses_nothing(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(requests_per_day=2, warn_percent=100, is_soft=True)
+    lines = [dict(desk.admit(key).headers(0.0)) for _ in range(3)]
+    assert [b"x-fitserve-budget-warning" in headers for headers in lines] == [False, True, True]
+    assert lines[2][b"x-fitserve-budget-warning"] == b"key app has used 3 of 2 requests of this day"
+
+
+def test_headers_say_how_much_is_left(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.book.groups = {"team": Budget(money_per_month=10)}
+    permit = desk.admit(desk.key(group="team", tokens_per_day=1_000), asked_bytes=40)
+    assert dict(permit.headers(0.0)) == {
+        b"x-ratelimit-limit-tokens-day": b"1000",
+        b"x-ratelimit-remaining-tokens-day": b"990",
+        b"x-ratelimit-reset-tokens-day": b"12h0m0s",
+        b"x-ratelimit-limit-group-money-month": b"10",
+        b"x-ratelimit-remaining-group-money-month": b"9",
+        b"x-ratelimit-reset-group-money-month": b"84h0m0s",
+    }
+
+
+def test_money_is_that_of_tokens_and_gpus(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(money_per_day=1.0)
+    permit = desk.admit(key)
+    assert permit.charge is not None
+    permit.charge.ask(1, 100.0)
+    permit.charge.leave(2, 3, 110.0)  # ten seconds of two GPUs, shared by two requests
+    permit.end(TokenCount(prompt=1_000_000, completion=500_000, cached=400_000), 0.0)
+    day = desk.day_of(key)
+    assert day.gpu_time == 10_000_000
+    # 0.6 M at 1, 0.4 M at 0.1, 0.5 M at 4, and 10 s at 36 an hour.
+    assert day.money == round((0.6 + 0.04 + 2.0 + 0.1) * 10**9)
+
+
+def test_a_budget_of_money_refuses_a_model_without_a_price(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    with pytest.raises(Forbidden, match="has no price"):
+        desk.admit(desk.key(money_per_day=1.0), "other")
+    desk.admit(desk.key("free", tokens_per_day=1), "other")
+
+
+def test_a_new_budget_begins_with_the_stored_usage_of_its_key(tmp_path: Path) -> None:
+    today = Calendar.now().day
+    stored = (
+        UsageRow(today, "app", "m", 2, 10, 5, 0, 0, 0),
+        UsageRow(today - 1, "app", "m", 4, 100, 50, 0, 1, 7),
+        UsageRow(today, "other", "m", 9, 9, 9, 9, 9, 9),
+    )
+    desk = Desk(tmp_path, stored=stored)
+    key = desk.key(requests_per_month=6)
+    assert not desk.is_admitted(key)
+    assert desk.day_of(key)[:2] == (2, 15)
+
+
+def test_a_key_without_budgets_counts_for_none(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assert desk.key().limit is None
+    desk.book.groups = {"team": Budget()}
+    assert desk.key("member", "team").limit is None
+    # A list of models asks no engine.
+    permit = desk.limiter.admit(desk.key("lister", requests_per_day=1), "openai", 0.0)
+    assert permit is not None
+    assert permit.charge is None
+
+
+def test_an_error_of_the_ledger_ends_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    permit = desk.admit(desk.key(requests_per_day=9))
+
+    def fail(*_: object) -> None:
+        raise FitserveError("the disk is full")
+
+    monkeypatch.setattr(Ledger, "add", fail)
+    permit.end(TokenCount(1, 1), 0.0)
+    assert isinstance(permit.charge, Charge)

@@ -1,0 +1,124 @@
+"""The ledger of budgets: counts of many processes, which outlive every one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreError
+from gateway.proxy.access import ledger as ledger_module
+from gateway.proxy.access.ledger import (
+    FILE,
+    NOTHING,
+    Amounts,
+    Calendar,
+    Ledger,
+    LedgerRows,
+    Usage,
+)
+
+TODAY = Calendar(20_000, 24_322)
+COST = Amounts(1, 7, 1_000, 9)
+
+
+def no_usage(_today: Calendar) -> Usage:
+    return Usage()
+
+
+def row_in(folder: Path, owner: str = "key app") -> tuple[Ledger, int]:
+    ledger = Ledger(folder)
+    return ledger, LedgerRows(ledger).row_of(owner, no_usage)
+
+
+def test_a_row_keeps_its_counts_over_a_restart(tmp_path: Path) -> None:
+    ledger, row = row_in(tmp_path)
+    other_row = LedgerRows(ledger).row_of("group team", no_usage)
+    assert row != other_row
+    ledger.add(row, TODAY, COST)
+    ledger.close()
+    ledger, row = row_in(tmp_path)
+    assert ledger.read(row, TODAY) == Usage(COST, COST)
+    assert ledger.read(other_row, TODAY) == Usage()
+
+
+def test_a_new_row_begins_with_the_stored_usage(tmp_path: Path) -> None:
+    usage = Usage(Amounts(1), Amounts(5))
+    rows = LedgerRows(Ledger(tmp_path))
+    row = rows.row_of("key app", lambda _today: usage)
+    assert rows.ledger.read(row, Calendar.now()) == usage
+    assert LedgerRows(Ledger(tmp_path)).row_of("key app", no_usage) == row
+    assert rows.ledger.read(row, Calendar.now()) == usage
+
+
+def test_a_day_and_a_month_begin_with_nothing(tmp_path: Path) -> None:
+    ledger, row = row_in(tmp_path)
+    ledger.add(row, TODAY, COST)
+    tomorrow = TODAY._replace(day=TODAY.day + 1)
+    ledger.add(row, tomorrow, COST)
+    assert ledger.read(row, tomorrow) == Usage(COST, COST.plus(COST))
+    next_month = Calendar(TODAY.day + 31, TODAY.month + 1)
+    assert ledger.read(row, next_month) == Usage()
+
+
+@pytest.mark.parametrize(("days", "counts"), [(-1, COST), (-2, NOTHING), (-400, NOTHING)])
+def test_a_clock_that_steps_back_a_little_gives_no_second_budget(
+    tmp_path: Path, days: int, counts: Amounts
+) -> None:
+    ledger, row = row_in(tmp_path)
+    ledger.add(row, TODAY, COST)
+    assert ledger.read(row, TODAY._replace(day=TODAY.day + days)).day == counts
+
+
+def test_a_refund_leaves_no_debt(tmp_path: Path) -> None:
+    ledger, row = row_in(tmp_path)
+    ledger.add(row, TODAY, NOTHING.minus(COST))
+    assert ledger.read(row, TODAY) == Usage()
+
+
+def test_a_killed_process_loses_no_count_and_processes_lose_none_of_each_other(
+    tmp_path: Path,
+) -> None:
+    ledger, row = row_in(tmp_path)
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if not child:
+            own_ledger = Ledger(tmp_path)
+            for _ in range(200):
+                own_ledger.add(row, TODAY, COST)
+            os.kill(os.getpid(), signal.SIGKILL)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    assert ledger.read(row, TODAY).day == Amounts(*(800 * amount for amount in COST))
+
+
+def test_a_folder_that_cannot_be_written_has_counts_in_memory(tmp_path: Path) -> None:
+    ledger, row = row_in(tmp_path / "missing")
+    ledger.add(row, TODAY, COST)
+    assert ledger.read(row, TODAY) == Usage(COST, COST)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_gateway_without_budgets_makes_no_file(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    LedgerRows(ledger)
+    ledger.close()
+    assert not (tmp_path / FILE).exists()
+
+
+def test_rows_end_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "ROWS", 2)
+    rows = LedgerRows(Ledger(tmp_path))
+    assert {rows.row_of(owner, no_usage) for owner in ("a", "b", "a")} == {0, 1}
+    with pytest.raises(StoreError, match="2 budgets"):
+        rows.row_of("c", no_usage)
+
+
+def test_the_calendar_counts_days_and_months_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 86_400.0 * 31)
+    assert Calendar.now() == Calendar(31, 12 * 1970 + 1)
