@@ -272,7 +272,9 @@ def main() -> None:
     parser.add_argument("--chat-tokens", type=int, default=CHAT_TOKENS)
     options = parser.parse_args()
     print("       chats alone      beside the batch        batch: direct   gateway, loss,  beside")
-    print("places  p50 ms  p95 ms    p50 ms  p95 ms  times   tokens/s               longest   flood")
+    print(
+        "places  p50 ms  p95 ms    p50 ms  p95 ms  times   tokens/s               longest   flood"
+    )
     for places in options.places:
         if options.engine:
             report(options.engine, options.model, places, options)

@@ -58,6 +58,7 @@ from gateway.server import health_routes
 from gateway.server.admin import (
     backup_routes,
     bench_routes,
+    budget_routes,
     calibration_routes,
     description,
     disk_routes,

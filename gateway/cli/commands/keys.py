@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, path_segment
 from gateway.cli.budget_options import BudgetOptions, describe_use
+from gateway.cli.client import call, path_segment
 from gateway.cli.options import Json, expand_options, usage_error
 from gateway.cli.terminal import print_message, say
 from gateway.cli.text_tables import print_table
@@ -38,9 +38,9 @@ class LimitOptions(FrozenRecord, frozen=True):
     model: Annotated[
         list[str] | None, typer.Option(help="Allowed model; repeatable. Default: all.")
     ] = None
-    requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Limit of requests.")
-    ] = None
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Limit of requests.")] = (
+        None
+    )
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Limit for prompts and answers together.")
     ] = None

@@ -118,7 +118,5 @@ def limits_of(budget: Budget) -> tuple[BudgetLimit, ...]:
     )
 
 
-def _key_budget(
-    owner: str, row: int, limits: tuple[BudgetLimit, ...], budget: Budget
-) -> KeyBudget:
+def _key_budget(owner: str, row: int, limits: tuple[BudgetLimit, ...], budget: Budget) -> KeyBudget:
     return KeyBudget(owner, row, limits, budget.warn_percent, budget.is_soft)

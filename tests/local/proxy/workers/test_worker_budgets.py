@@ -72,12 +72,15 @@ async def ask(gateway: Served, key: str) -> int:
 
 
 async def test_workers_admit_exactly_the_requests_of_a_budget(tmp_path: Path) -> None:
-    async with Upstream(engine) as upstream, gateway_of_workers(tmp_path, upstream.url) as gateway:
-        async with owner_client(gateway) as client:
-            key = await make_key(client, requests_per_day=25)
-            statuses = Counter(await asyncio.gather(*(ask(gateway, key) for _ in range(60))))
-            assert statuses == {200: 25, 429: 35}
-            assert await used_of(client) == {"requests": 25}
+    async with (
+        Upstream(engine) as upstream,
+        gateway_of_workers(tmp_path, upstream.url) as gateway,
+        owner_client(gateway) as client,
+    ):
+        key = await make_key(client, requests_per_day=25)
+        statuses = Counter(await asyncio.gather(*(ask(gateway, key) for _ in range(60))))
+        assert statuses == {200: 25, 429: 35}
+        assert await used_of(client) == {"requests": 25}
 
 
 async def test_a_kill_of_all_processes_loses_no_answered_request(tmp_path: Path) -> None:
@@ -102,9 +105,8 @@ async def test_a_kill_of_all_processes_loses_no_answered_request(tmp_path: Path)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await asyncio.gather(*callers, return_exceptions=True)
-        async with gateway_of_workers(tmp_path) as gateway:
-            async with owner_client(gateway) as client:
-                used = await used_of(client)
+        async with gateway_of_workers(tmp_path) as gateway, owner_client(gateway) as client:
+            used = await used_of(client)
     assert answered <= used["requests"] <= tried
     # Requests that were cut off have the estimate of their prompt alone.
     assert 50 * answered <= used["tokens"] + 50 * 4

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import NotFound, RateLimited
 from gateway.keys import SCOPES
-from gateway.proxy.access.budgets import TokenCount
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
+from gateway.proxy.access.budgets import TokenCount
 from gateway.proxy.access.failed_logins import MAX_FAILURES, FailedLogins
 from gateway.proxy.access.rate_limits import RateLimiter
 from gateway.proxy.limits import Limits
