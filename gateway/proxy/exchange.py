@@ -373,7 +373,7 @@ class Exchange:
         plane.meter.count_start(self)
         permit = self.answer.permit
         if permit is not None and permit.charge is not None:
-            permit.charge.ask(plane.routes.in_flight(replica.id), plane.loop.time())
+            permit.charge.ask(plane.routes.load_of(replica.id), plane.loop.time())
         pool = plane.pool(replica.url)
         upstream = pool.take()
         if upstream is not None:
@@ -706,7 +706,7 @@ class Exchange:
             self.plane.meter.count_end(self)
             permit = self.answer.permit
             if permit is not None and permit.charge is not None:
-                in_flight = self.plane.routes.in_flight(self.replica.id)
-                permit.charge.leave(self.replica.gpus, in_flight, self.plane.loop.time())
+                load = self.plane.routes.load_of(self.replica.id)
+                permit.charge.leave(self.replica.gpus, load, self.plane.loop.time())
             self.plane.routes.end(self.replica, self.call.tokens)
             self.replica = None

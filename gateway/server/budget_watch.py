@@ -56,8 +56,8 @@ def _due_events(use: BudgetUse) -> Iterator[tuple[int, Event]]:
     """The events of a budget, with the bits that mark them as sent."""
     budget, usage = use
     for limit in budget.limits:
-        used = limit.used(usage)
-        if used >= limit.amount and not usage.warnings & limit.exhaustion_bit:
+        amount = limit.amount_in(usage)
+        if amount >= limit.amount and not usage.warnings & limit.exhaustion_bit:
             bits = limit.exhaustion_bit | (limit.warning_bit & ~usage.warnings)
             yield bits, _event("budget.exhausted", use, limit)
         elif budget.is_warned(limit, usage) and not usage.warnings & (
@@ -68,9 +68,9 @@ def _due_events(use: BudgetUse) -> Iterator[tuple[int, Event]]:
 
 def _event(kind: str, use: BudgetUse, limit: BudgetLimit) -> Event:
     owner, name = use.budget.owner.split(" ", 1)
-    used = limit.used(use.usage)
+    amount = limit.amount_in(use.usage)
     words = (
-        f"The {owner} {name} has used {limit.shown(used)} of {limit.shown(limit.amount)}"
+        f"The {owner} {name} has used {limit.describe(amount)} of {limit.describe(limit.amount)}"
         f" {MEASURES[limit.measure].replace('gpu_', 'GPU ')} of this {PERIODS[limit.period]}."
     )
     unit = UNITS[limit.measure]
@@ -83,7 +83,7 @@ def _event(kind: str, use: BudgetUse, limit: BudgetLimit) -> Event:
                 owner: name,
                 "measure": MEASURES[limit.measure],
                 "period": PERIODS[limit.period],
-                "used": used / unit if unit > 1 else used,
+                "used": amount / unit if unit > 1 else amount,
                 "limit": limit.amount / unit if unit > 1 else limit.amount,
             },
         }

@@ -49,9 +49,9 @@ def read_prices(file: Path | None) -> Prices:
     try:
         prices = PriceList.model_validate(content.data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise _file_error(file, f"{place}: {plain_problem(first['msg'])}") from None
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"])) or "the file"
+        raise _file_error(file, f"{place}: {plain_problem(problem['msg'])}") from None
     rows = {name: ModelPrice(**row.model_dump()) for name, row in prices.models.items()}
     return Prices(rows, prices.currency)
 

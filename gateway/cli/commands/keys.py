@@ -216,8 +216,8 @@ def _limits_text(key: dict[str, Any]) -> str:
         limits.append(f"class {key['priority_class']}")
     if "group" in key:
         limits.append(f"group {key['group']}")
-    if used := _budget(key):
-        limits.append(used)
+    if budget_text := _budget(key):
+        limits.append(budget_text)
     if key["expires"] is not None:
         limits.append(f"until {key['expires']}")
     return ", ".join(limits) or "none"

@@ -65,10 +65,10 @@ class BudgetLimit:
     def exhaustion_bit(self) -> int:
         return self.warning_bit << len(MEASURES)
 
-    def used(self, usage: Usage) -> int:
+    def amount_in(self, usage: Usage) -> int:
         return (usage.day, usage.month)[self.period][self.measure]
 
-    def shown(self, amount: int) -> str:
+    def describe(self, amount: int) -> str:
         """An amount of the measure for people."""
         unit = UNITS[self.measure]
         return f"{amount:,}" if unit == 1 else f"{amount / unit:,.2f}".removesuffix(".00")
@@ -93,7 +93,7 @@ class KeyBudget:
 
     def is_warned(self, limit: BudgetLimit, usage: Usage) -> bool:
         """Whether the usage has reached the part of the limit that warns."""
-        return 100 * limit.used(usage) >= self.warn_percent * limit.amount
+        return 100 * limit.amount_in(usage) >= self.warn_percent * limit.amount
 
 
 class TokenCount(NamedTuple):
@@ -111,16 +111,24 @@ class TokenCount(NamedTuple):
 class Charge:
     """The cost of one request to its budgets, from its start to its end."""
 
-    __slots__ = ("_asked_at", "_gpu_time", "_in_flight", "_teller", "budgets", "model", "reserved")
+    __slots__ = (
+        "_asked_at",
+        "_gpu_time",
+        "_in_flight",
+        "_teller",
+        "budgets",
+        "model",
+        "reservation",
+    )
 
     def __init__(
-        self, teller: Teller, budgets: Sequence[KeyBudget], model: str, reserved: Amounts
+        self, teller: Teller, budgets: Sequence[KeyBudget], model: str, reservation: Amounts
     ) -> None:
-        """reserved: added to the budgets already."""
+        """reservation: added to the budgets already."""
         self._teller = teller
         self.budgets = budgets
         self.model = model
-        self.reserved = reserved
+        self.reservation = reservation
         self._gpu_time = 0
         self._asked_at = 0.0
         self._in_flight = 1
@@ -135,7 +143,7 @@ class Charge:
         self._gpu_time += round((now - self._asked_at) * GPU_UNITS * gpus / sharers)
 
     def settle(self, count: TokenCount, *, has_reached_engine: bool) -> None:
-        """Replace the reserved cost by the real one, which is nothing without an engine."""
+        """Replace the reservation cost by the real one, which is nothing without an engine."""
         price = self._teller.prices.find(self.model)
         cost = NOTHING
         if has_reached_engine:
@@ -145,7 +153,7 @@ class Charge:
                 self._gpu_time,
                 0 if price is None else money(price, *count, self._gpu_time),
             )
-        self._teller.add(self.budgets, cost.minus(self.reserved))
+        self._teller.add(self.budgets, cost.minus(self.reservation))
 
     def headers(self) -> Iterator[tuple[str, int, int, float]]:
         """Each limit: its name, amount and remaining amount, and the seconds until it is full."""
@@ -155,7 +163,7 @@ class Charge:
             prefix = "" if budget.owner.startswith("key ") else "group-"
             for limit in budget.limits:
                 unit = UNITS[limit.measure]
-                remaining = max(0, limit.amount - limit.used(usage))
+                remaining = max(0, limit.amount - limit.amount_in(usage))
                 name = f"{prefix}{limit.name}"
                 yield name, limit.amount // unit, remaining // unit, period_end(limit) - now
 
@@ -163,8 +171,8 @@ class Charge:
         """The limits that are used up to the part that warns; "": none."""
         today = Calendar.now()
         return "; ".join(
-            f"{budget.owner} has used {limit.shown(limit.used(usage))} of"
-            f" {limit.shown(limit.amount)} {_measure(limit)} of this {PERIODS[limit.period]}"
+            f"{budget.owner} has used {limit.describe(limit.amount_in(usage))} of"
+            f" {limit.describe(limit.amount)} {_measure(limit)} of this {PERIODS[limit.period]}"
             for budget in self.budgets
             for usage in (self._teller.ledger.read(budget.row, today),)
             for limit in budget.limits
@@ -190,13 +198,13 @@ class Teller:
         cost = Amounts(1, prompt_tokens)
         if price is not None:
             cost = cost._replace(money=money(price, prompt_tokens, 0, 0, 0))
-        admitted: list[KeyBudget] = []
+        charged_budgets: list[KeyBudget] = []
         try:
             for budget in budgets:
                 self._admit(budget, cost)
-                admitted.append(budget)
+                charged_budgets.append(budget)
         except FitserveError:
-            self.add(admitted, NOTHING.minus(cost))
+            self.add(charged_budgets, NOTHING.minus(cost))
             raise
         return Charge(self, budgets, model, cost)
 
@@ -217,7 +225,7 @@ class Teller:
             usage = self.ledger.read(budget.row, today)
             if not budget.is_soft:
                 for limit in budget.limits:
-                    if limit.used(usage) >= limit.amount:
+                    if limit.amount_in(usage) >= limit.amount:
                         raise exhaustion_error(budget, limit)
             self.ledger.write(
                 budget.row,
@@ -244,7 +252,7 @@ def exhaustion_error(budget: KeyBudget, limit: BudgetLimit) -> QuotaExhausted:
     end = datetime.fromtimestamp(period_end(limit), UTC).strftime("%Y-%m-%d %H:%M UTC")
     period = PERIODS[limit.period]
     return QuotaExhausted(
-        f"The {budget.owner} has used its {limit.shown(limit.amount)} {_measure(limit)} of this"
+        f"The {budget.owner} has used its {limit.describe(limit.amount)} {_measure(limit)} of this"
         f" {period}.",
         hint=f"The next {period} begins at {end}. The operator raises the budget with `fitserve"
         " keys budget`.",

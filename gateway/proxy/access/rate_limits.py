@@ -199,8 +199,8 @@ class RateLimiter:
         except FitserveError as error:
             account.end(0, now)
             if isinstance(error, QuotaExhausted):
-                unused = Charge(self.teller, key.limit.budgets, model, NOTHING)
-                error.headers = budget_headers(unused, shape)
+                charge = Charge(self.teller, key.limit.budgets, model, NOTHING)
+                error.headers = budget_headers(charge, shape)
             raise
         return Permit(account, shape, charge)
 

@@ -282,6 +282,10 @@ class Routes:
         load = self._loads.get(replica_id)
         return load.requests if load is not None else 0
 
+    def load_of(self, replica_id: str) -> int:
+        """The requests at a replica, those of other workers by their last reports included."""
+        return self.in_flight(replica_id)
+
     def has_drained(self, replica_id: str) -> bool:
         """Whether a replica has no request in flight and is in no table, so gets none."""
         return not self.in_flight(replica_id) and not self.holds(replica_id)

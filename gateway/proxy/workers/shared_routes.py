@@ -45,6 +45,9 @@ class SharedRoutes(Routes):
         )
         return self.in_flight(replica.id) < max(capacity // self._workers, free_places, 1)
 
+    def load_of(self, replica_id: str) -> int:
+        return self.in_flight(replica_id) + (self._other_loads or {}).get(replica_id, 0)
+
     def loads(self) -> dict[str, ReplicaLoad]:
         now = time.monotonic()
         return {

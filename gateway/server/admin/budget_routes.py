@@ -57,13 +57,13 @@ async def list_groups(request: Request) -> GroupList:
     """The groups of keys, with what is used of their budgets."""
     gateway = gateway_of(request)
     keyring = gateway.keyring
-    used = uses_by_owner(await asyncio.to_thread(keyring.budget_uses))
+    uses = uses_by_owner(await asyncio.to_thread(keyring.budget_uses))
     views = [
         GroupView(
             name=name,
             budget=budget,
             keys=tuple(key.grant.name for key in keyring.stored_keys if key.grant.group == name),
-            used=used.get(f"group {name}", ()),
+            used=uses.get(f"group {name}", ()),
         )
         for name, budget in sorted(keyring.groups.items())
     ]
@@ -97,7 +97,7 @@ def _limit_use(use: BudgetUse, limit: BudgetLimit) -> LimitUse:
     return LimitUse(
         measure=MEASURES[limit.measure],
         period=PERIODS[limit.period],
-        used=limit.used(use.usage) / unit,
+        used=limit.amount_in(use.usage) / unit,
         limit=limit.amount / unit,
         ends_at=datetime.fromtimestamp(period_end(limit), UTC),
     )

@@ -60,11 +60,11 @@ async def list_keys(request: Request) -> KeyList:
         for name in SETTINGS_KEYS
         if name in keys.fixed_names
     ]
-    used = uses_by_owner(await asyncio.to_thread(keyring.budget_uses))
+    uses = uses_by_owner(await asyncio.to_thread(keyring.budget_uses))
     created_key = [
         KeyView.model_validate(
             key.grant.model_dump()
-            | {"created_at": key.created_at, "used": used.get(f"key {key.grant.name}", ())}
+            | {"created_at": key.created_at, "used": uses.get(f"key {key.grant.name}", ())}
         )
         for key in keyring.stored_keys
     ]

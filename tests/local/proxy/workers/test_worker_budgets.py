@@ -84,13 +84,14 @@ async def test_workers_admit_exactly_the_requests_of_a_budget(tmp_path: Path) ->
 
 
 async def test_a_kill_of_all_processes_loses_no_answered_request(tmp_path: Path) -> None:
-    answered = tried = 0
+    answer_count = try_count = 0
 
     async def ask_on(gateway: Served, key: str) -> None:
-        nonlocal answered, tried
+        nonlocal answer_count, try_count
         while True:
-            tried += 1
-            answered += await ask(gateway, key) == 200
+            try_count += 1
+            status = await ask(gateway, key)
+            answer_count += status == 200
 
     async with Upstream(engine) as upstream:
         async with gateway_of_workers(tmp_path, upstream.url) as gateway:
@@ -98,7 +99,7 @@ async def test_a_kill_of_all_processes_loses_no_answered_request(tmp_path: Path)
                 key = await make_key(client, requests_per_day=10**6, tokens_per_day=10**9)
             callers = [asyncio.create_task(ask_on(gateway, key)) for _ in range(4)]
             async with asyncio.timeout(hang_s()):
-                while answered < 30:
+                while answer_count < 30:
                     await asyncio.sleep(0.01)
             pids = await asyncio.to_thread(worker_pids, tmp_path / "data")
             for pid in (gateway.process.pid, *pids):
@@ -106,7 +107,7 @@ async def test_a_kill_of_all_processes_loses_no_answered_request(tmp_path: Path)
                     os.kill(pid, signal.SIGKILL)
             await asyncio.gather(*callers, return_exceptions=True)
         async with gateway_of_workers(tmp_path) as gateway, owner_client(gateway) as client:
-            used = await used_of(client)
-    assert answered <= used["requests"] <= tried
+            usage = await used_of(client)
+    assert answer_count <= usage["requests"] <= try_count
     # Requests that were cut off have the estimate of their prompt alone.
-    assert 50 * answered <= used["tokens"] + 50 * 4
+    assert 50 * answer_count <= usage["tokens"] + 50 * 4

@@ -184,8 +184,8 @@ async def test_an_answer_without_a_report_is_estimated(tmp_path: Path) -> None:
     async with gateway(tmp_path, answer_without_usage) as (server, _):
         key = await make(server, "app", budget={"tokens_per_day": 10_000})
         assert (await ask(server, key)).status_code == 200
-        used = (await used_of(server, "app"))["tokens-day"]
-        assert 100 < used < 200
+        count = (await used_of(server, "app"))["tokens-day"]
+        assert 100 < count < 200
 
 
 async def test_a_request_that_reaches_no_engine_costs_nothing(tmp_path: Path) -> None:
@@ -207,12 +207,12 @@ async def test_the_command_sets_and_shows_budgets(tmp_path: Path) -> None:
                 fitserve, *arguments, FITSERVE_URL=server.url, FITSERVE_KEY=ADMIN
             )
 
-        made = await run(
+        creation = await run(
             *("keys", "add", "app", "--class", "interactive", "--tokens-per-day", "5000"),
             *("--requests-per-month", "9", "--group", "team", "--warn-at", "90"),
         )
-        assert made.returncode == 0, made.stderr
-        assert (await ask(server, made.stdout.strip())).status_code == 200
+        assert creation.returncode == 0, creation.stderr
+        assert (await ask(server, creation.stdout.strip())).status_code == 200
         team = await run("keys", "group", "team", "--gpu-seconds-per-day", "60", "--soft")
         assert team.returncode == 0, team.stderr
         listing = (await run("keys", "ls")).stdout
@@ -223,8 +223,8 @@ async def test_the_command_sets_and_shows_budgets(tmp_path: Path) -> None:
             "0 of 60 GPU seconds/day (soft)",
         ):
             assert text in listing.replace("\n", " ") or text in " ".join(listing.split())
-        changed = await run("keys", "budget", "app", "--tokens-per-day", "7000")
-        assert changed.returncode == 0, changed.stderr
+        change = await run("keys", "budget", "app", "--tokens-per-day", "7000")
+        assert change.returncode == 0, change.stderr
         assert "50 of 7,000 tokens/day" in " ".join((await run("keys", "ls")).stdout.split())
         assert (await run("keys", "group", "team", "--rm")).returncode == 1
         assert (await run("keys", "add", "x", "--tokens-per-day", "0")).returncode == 2
