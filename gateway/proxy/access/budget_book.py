@@ -77,11 +77,13 @@ class BudgetBook:
                 yield BudgetUse(budget, self._ledger.read(budget.row, today))
 
     def note_warnings(self, budget: KeyBudget, bits: int) -> None:
-        """Mark warnings as given. Raises StoreError."""
+        """Mark warnings as given, besides those from before. 0: none is given. Raises
+        StoreError."""
         with self._ledger.lock(budget.row):
             today = Calendar.now()
             usage = self._ledger.read(budget.row, today)
-            self._ledger.write(budget.row, today, usage._replace(warnings=usage.warnings | bits))
+            warnings = usage.warnings | bits if bits else 0
+            self._ledger.write(budget.row, today, usage._replace(warnings=warnings))
 
     def _row(self, owner: str, keys: Collection[str]) -> int:
         return self._rows.row_of(owner, lambda today: self._seed(keys, today))

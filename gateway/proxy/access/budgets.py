@@ -39,6 +39,8 @@ PERIODS = ("day", "month")
 WARNING_HEADER = b"x-fitserve-budget-warning"
 _MONEY = MEASURES.index("money")
 _DAY_S = 86_400
+# Parts of a unit of money in headers.
+_PARTS = 10**4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,12 @@ class BudgetLimit:
 
     def amount_in(self, usage: Usage) -> int:
         return (usage.day, usage.month)[self.period][self.measure]
+
+    def number(self, amount: int) -> bytes:
+        """An amount of the measure for programs, rounded down."""
+        if (unit := UNITS[self.measure]) == 1:
+            return b"%d" % amount
+        return f"{amount * _PARTS // unit / _PARTS:.4f}".rstrip("0").rstrip(".").encode()
 
     def describe(self, amount: int) -> str:
         """An amount of the measure for people."""
@@ -155,17 +163,17 @@ class Charge:
             )
         self._teller.add(self.budgets, cost.minus(self.reservation))
 
-    def headers(self) -> Iterator[tuple[str, int, int, float]]:
+    def headers(self) -> Iterator[tuple[bytes, bytes, bytes, float]]:
         """Each limit: its name, amount and remaining amount, and the seconds until it is full."""
         today, now = Calendar.now(), time.time()
         for budget in self.budgets:
             usage = self._teller.ledger.read(budget.row, today)
             prefix = "" if budget.owner.startswith("key ") else "group-"
             for limit in budget.limits:
-                unit = UNITS[limit.measure]
                 remaining = max(0, limit.amount - limit.amount_in(usage))
-                name = f"{prefix}{limit.name}"
-                yield name, limit.amount // unit, remaining // unit, period_end(limit) - now
+                amounts = limit.number(limit.amount), limit.number(remaining)
+                name = f"{prefix}{limit.name}".encode()
+                yield name, *amounts, period_end(limit) - now
 
     def warning(self) -> str:
         """The limits that are used up to the part that warns; "": none."""

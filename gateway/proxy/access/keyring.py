@@ -207,8 +207,10 @@ class Keyring:
             if former_key is None:
                 raise _no_key_error(name)
             self._check_budget(budget)
+            grant = former_key.grant.evolve(budget=budget, group=None)
+            for limit in self._book.budgets_of(grant, ()):
+                self._book.note_warnings(limit, 0)
             grant = former_key.grant.evolve(budget=budget)
-            self._book.budgets_of(grant, [key.grant for key in self.stored_keys])
             keys = tuple(
                 key.evolve(grant=grant) if key is former_key else key for key in self.stored_keys
             )
@@ -228,6 +230,8 @@ class Keyring:
         with self._lock:
             self._check_budget(budget)
             self._save_groups({**self._book.groups, name: budget})
+            for limit in self._book.group_budget(name, [key.grant for key in self.stored_keys]):
+                self._book.note_warnings(limit, 0)
             self._callers = {}
             self._swap(self.stored_keys)
         log.info("budget of a group set", group=name)

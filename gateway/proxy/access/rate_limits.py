@@ -105,23 +105,23 @@ class Account:
             for line in _quota_headers(
                 shape,
                 unit,
-                bucket.size,
-                max(0, math.floor(bucket.level(now))),
+                b"%d" % bucket.size,
+                b"%d" % max(0, math.floor(bucket.level(now))),
                 bucket.wait_s(bucket.size, now),
             )
         )
 
 
 def _quota_headers(
-    shape: Shape, unit: bytes, size: int, remaining: int, full_s: float
+    shape: Shape, unit: bytes, size: bytes, remaining: bytes, full_s: float
 ) -> Iterator[tuple[bytes, bytes]]:
     """The headers of one limit. full_s: seconds until all of it is there."""
     if shape == "anthropic":
         name, reset = b"anthropic-ratelimit-" + unit + b"-%b", _moment(full_s)
     else:
         name, reset = b"x-ratelimit-%b-" + unit, _duration(full_s)
-    yield name % b"limit", b"%d" % size
-    yield name % b"remaining", b"%d" % remaining
+    yield name % b"limit", size
+    yield name % b"remaining", remaining
     yield name % b"reset", reset
 
 
@@ -130,7 +130,7 @@ def budget_headers(charge: Charge, shape: Shape) -> Headers:
     lines = [
         line
         for unit, size, remaining, full_s in charge.headers()
-        for line in _quota_headers(shape, unit.encode(), size, remaining, full_s)
+        for line in _quota_headers(shape, unit, size, remaining, full_s)
     ]
     if warning := charge.warning():
         lines.append((WARNING_HEADER, warning.encode()))

@@ -117,6 +117,21 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
     assert plan.reason == ""
 
 
+async def test_a_plan_follows_the_classes_of_keys(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", model())
+    async with planning(tmp_path) as planner:
+        orders = []
+        for classes in (1, 2):
+            asker = replace(planner, key_classes=lambda classes=classes: classes)
+            async with asyncio.timeout(hang_s()):
+                result = await asker.plan(PlanRequest(wish(source=str(folder))))
+            assert result.plan is not None
+            orders.append(result.plan.request_order.value)
+            is_ordered = "--scheduling-policy=priority" in result.plan.argv
+            assert is_ordered == (classes == 2)
+        assert orders == ["arrival", "priority"]
+
+
 async def test_a_plan_tells_its_commits_and_takes_those_of_its_wish(
     tmp_path: Path,
 ) -> None:

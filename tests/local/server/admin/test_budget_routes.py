@@ -157,6 +157,13 @@ async def test_events_warn_once_and_report_the_end(tmp_path: Path) -> None:
         (end,) = await events_of(server, "budget.exhausted")
         assert end["data"]["used"] == 2
         assert len(await events_of(server, "budget.warning")) == 1
+        path = "/admin/keys/app/budget"
+        await server.client.put(path, json={"requests_per_day": 5, "warn_percent": 60})
+        assert (await ask(server, key)).status_code == 200
+        patience = Patience()
+        while len(await events_of(server, "budget.warning")) < 2:
+            assert not patience.is_over()
+            await asyncio.sleep(patience.pause_s(0.05))
 
 
 async def test_money_needs_prices_and_is_counted_by_them(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_headers_say_how_much_is_left(tmp_path: Path) -> None:
         b"x-ratelimit-remaining-tokens-day": b"990",
         b"x-ratelimit-reset-tokens-day": b"12h0m0s",
         b"x-ratelimit-limit-group-money-month": b"10",
-        b"x-ratelimit-remaining-group-money-month": b"9",
+        b"x-ratelimit-remaining-group-money-month": b"9.9999",
         b"x-ratelimit-reset-group-money-month": b"84h0m0s",
     }
 
