@@ -40,7 +40,15 @@ def engine_request(
     ):
         call.stores = False
         body = request_body.drop_storage(body)
-    if replica.priority_factor and endpoint.name in engine_priority.ENDPOINTS:
+    if (
+        replica.priority_factor
+        and endpoint.name in engine_priority.ENDPOINTS
+        and not (
+            replica.has_default_priority
+            and call.priority == 0
+            and engine_priority.has_no_priority(body)
+        )
+    ):
         body = engine_priority.set_priority(body, call.priority, replica.priority_factor)
     if upload.is_whole:
         if endpoint.method == "POST":

@@ -222,6 +222,9 @@ def _routed_replicas(
             priority_factor=engine_kind(replica.attempt.plan.engine.kind).priority_factor(
                 replica.attempt.plan.argv
             ),
+            has_default_priority=engine_kind(replica.attempt.plan.engine.kind).has_default_priority(
+                replica.attempt.plan.argv
+            ),
             gpus=len(replica.attempt.plan.gpus),
         )
         for replica, instance in serving_replicas

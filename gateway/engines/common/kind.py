@@ -87,6 +87,10 @@ class EngineKind(Protocol):
         """The factor of a priority for the engine's own queue, by its flags: 1 where the smallest
         goes first, -1 where the largest does, 0 without an order by priority."""
 
+    def has_default_priority(self, argv: tuple[str, ...], /) -> bool:
+        """Whether a request without a priority counts as one of priority 0, by the flags of the
+        engine."""
+
     def priority_flags(self, engine: Engine, /) -> dict[str, Scalar]:
         """The flags with which the smallest priority goes first in the engine's own queue, and a
         request without one counts as 0; empty: the version has none."""

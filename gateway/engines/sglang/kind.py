@@ -79,6 +79,10 @@ class SglangKind:
             return 0
         return 1 if "--schedule-low-priority-values-first" in argv else -1
 
+    def has_default_priority(self, argv: tuple[str, ...], /) -> bool:
+        """Source: _set_or_validate_priority in sglang/srt/managers/scheduler.py of 0.5.23."""
+        return "--default-priority-value=0" in argv
+
     def priority_flags(self, engine: Engine, /) -> dict[str, Scalar]:
         """Source: _set_or_validate_priority in sglang/srt/managers/scheduler.py of 0.5.23, where a
         request without a priority would be the last of all."""

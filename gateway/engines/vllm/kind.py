@@ -117,6 +117,10 @@ class VllmKind:
         """Source: PriorityRequestQueue in vllm/v1/core/sched/request_queue.py."""
         return int("--scheduling-policy=priority" in argv)
 
+    def has_default_priority(self, _argv: tuple[str, ...], /) -> bool:
+        """Source: `priority` in vllm/entrypoints/openai of 0.18.0 to 0.33.0."""
+        return True
+
     def priority_flags(self, engine: Engine, /) -> dict[str, Scalar]:
         """Source: SchedulerPolicy in vllm/config/scheduler.py."""
         flag = engine.flags.get("scheduling-policy")

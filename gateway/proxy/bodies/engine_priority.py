@@ -14,6 +14,11 @@ ENDPOINTS = frozenset({"chat", "completions", "responses", "embeddings"})
 _NUMBER = re.compile(rb"-?[0-9]{1,9}").fullmatch
 
 
+def has_no_priority(body: bytes | bytearray) -> bool:
+    """Whether a body surely has no such field. Escaped letters may spell it."""
+    return b'"priority"' not in body and b"\\u" not in body
+
+
 def set_priority(body: bytes | bytearray, priority: int, factor: int) -> bytes:
     """The body with its priority. A client may lower its request further, and never raise it.
     Raises BadRequest.

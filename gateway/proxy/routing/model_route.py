@@ -34,6 +34,7 @@ class RoutedReplica:
     thoughts: the name of thoughts in its chat answers.
     priority_factor: the factor of a priority in the engine's own queue; 0: that queue ignores
         priorities.
+    has_default_priority: a request without a priority is one of priority 0 there.
     gpus: number of its GPUs; 0: none, or not known.
     """
 
@@ -46,6 +47,7 @@ class RoutedReplica:
     is_remote: bool = False
     thoughts: str = "reasoning"
     priority_factor: int = 0
+    has_default_priority: bool = False
     gpus: int = 0
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)

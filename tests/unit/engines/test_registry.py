@@ -65,6 +65,9 @@ class ToyKind:
     def priority_factor(self, _argv: tuple[str, ...], /) -> int:
         return 0
 
+    def has_default_priority(self, _argv: tuple[str, ...], /) -> bool:
+        return True
+
     def priority_flags(self, _engine: Engine, /) -> dict[str, Scalar]:
         return {}
 

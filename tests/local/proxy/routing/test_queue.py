@@ -149,6 +149,18 @@ async def test_an_engine_with_an_order_gets_the_priority_and_another_gets_none()
                     assert body.get("priority") == priority
 
 
+async def test_a_normal_request_reaches_an_engine_with_an_order_as_it_came() -> None:
+    with Gateway() as gateway:
+        async with Upstream(answers) as upstream, http_client(gateway) as client:
+            route = model(upstream.url)
+            replica = replace(route.replicas[0], priority_factor=1, has_default_priority=True)
+            gateway.route(replace(route, replicas=(replica,)))
+            for fields, priority in (({}, None), ({"priority": -9}, 0), ({"priority": 5}, 5)):
+                await client.post(CHAT, json={**ASK, **fields})
+                body = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
+                assert body.get("priority") == priority
+
+
 async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> None:
     with Gateway() as gateway:
         async with start_with_gate(gateway, capacity=3) as (gate, upstream, client):

@@ -9,9 +9,17 @@ from typing import Any, get_args
 
 import pytest
 
+from gateway.domain.grant import Grant
 from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
 from gateway.keys import Scope
-from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, Keys, KeyTable, check_local
+from gateway.proxy.access.auth import (
+    ANONYMOUS_KEY,
+    Key,
+    Keys,
+    KeyTable,
+    check_local,
+    key_of,
+)
 from gateway.proxy.access.origins import Origins
 from gateway.secret import Secret
 
@@ -290,3 +298,33 @@ def test_a_request_that_a_foreign_page_causes_is_refused_without_origin(
     keys = Keys(Secret("k" * 40), None)
     bearer = (b"authorization", b"Bearer " + b"k" * 40)
     assert keys.admit([local, bearer, (b"sec-fetch-site", site)], need).name == "admin"
+
+
+@pytest.mark.parametrize(
+    ("classes", "count"),
+    [
+        ((), 1),
+        (("normal",), 1),
+        (("normal", "interactive"), 2),
+        (("batch", "batch", 0, "normal"), 2),
+    ],
+)
+def test_classes_of_keys_are_counted_once(classes: tuple[Any, ...], count: int) -> None:
+    keys = Keys(
+        None,
+        None,
+        [
+            key_of(Grant(name=f"k{number}", priority_class=class_), bytes([number]) * 32)
+            for number, class_ in enumerate(classes)
+        ],
+    )
+    assert keys.priority_classes == count
+
+
+def test_a_key_that_asks_no_engine_has_no_class() -> None:
+    grants = (
+        Grant(name="reader", scopes=("read",), priority_class="batch"),
+        Grant(name="chat", priority_class="interactive"),
+    )
+    keys = Keys(None, None, [key_of(grant, grant.name.encode().ljust(32)) for grant in grants])
+    assert keys.priority_classes == 1

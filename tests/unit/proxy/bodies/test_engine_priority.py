@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.engines.registry import engine_kind
-from gateway.proxy.bodies.engine_priority import set_priority
+from gateway.proxy.bodies.engine_priority import has_no_priority, set_priority
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,34 @@ def test_no_body_raises_its_priority(
     )
     body = set_priority(json.dumps(fields).encode(), priority, factor)
     assert json.loads(body) == fields | {"priority": sent}
+
+
+@pytest.mark.parametrize(
+    ("body", "is_free"),
+    [
+        (b'{"model":"m"}', True),
+        (b'{"model":"priority first"}', True),
+        (b'{"model":"m","priority":-5}', False),
+        (b'{"model":"m","\\u0070riority":-5}', False),
+    ],
+)
+def test_a_body_without_the_field_is_known_without_a_parser(body: bytes, *, is_free: bool) -> None:
+    assert has_no_priority(body) is is_free
+    assert is_free or "priority" in json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "argv", "is_filled"),
+    [
+        ("vllm", ("--scheduling-policy=priority",), True),
+        ("sglang", ("--enable-priority-scheduling",), False),
+        ("sglang", ("--enable-priority-scheduling", "--default-priority-value=0"), True),
+    ],
+)
+def test_a_request_without_a_priority_is_normal_where_the_engine_says_so(
+    kind: str, argv: tuple[str, ...], *, is_filled: bool
+) -> None:
+    assert engine_kind(kind).has_default_priority(argv) is is_filled
 
 
 @pytest.mark.parametrize(
