@@ -122,9 +122,11 @@ async def test_a_plan_follows_the_classes_of_keys(tmp_path: Path) -> None:
     async with planning(tmp_path) as planner:
         orders = []
         for classes in (1, 2):
-            asker = replace(planner, key_classes=lambda classes=classes: classes)
+            watch = GpuWatch(FakeNvml([]), lambda _: planner.profiles.hardware("2x3090"))
+            asker = replace(planner, gpus=watch, key_classes=lambda classes=classes: classes)
             async with asyncio.timeout(hang_s()):
-                result = await asker.plan(PlanRequest(wish(source=str(folder))))
+                model_wish = wish(source=str(folder), engines=(VLLM_REF,))
+                result = await asker.plan(PlanRequest(model_wish))
             assert result.plan is not None
             orders.append(result.plan.request_order.value)
             is_ordered = "--scheduling-policy=priority" in result.plan.argv

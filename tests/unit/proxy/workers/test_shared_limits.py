@@ -128,7 +128,7 @@ def test_concurrent_requests_are_counted_over_all_living_workers() -> None:
     pair.rows.forget(1)
     assert [pair.is_admitted(0) for _ in range(3)] == [True, True, False]
     assert permits[0] is not None
-    permits[0].end(0, 0.0)
+    permits[0].end(TokenCount(), 0.0)
     assert [pair.is_admitted(1), pair.is_admitted(0)] == [True, False]
 
 
