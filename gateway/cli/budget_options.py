@@ -47,7 +47,7 @@ class BudgetOptions(FrozenRecord, frozen=True):
     ] = False
 
     def fields(self) -> dict[str, Any]:
-        """The budget as JSON, without what was not given."""
+        """The given fields of the budget."""
         limits = {
             f"{measure}_per_{period}": getattr(self, f"{measure}_per_{period}")
             for measure in _MEASURES

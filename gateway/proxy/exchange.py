@@ -682,16 +682,16 @@ class Exchange:
         )
         if not has_reached_engine:
             return TokenCount(0, completion or 0)
-        asked = rate_limits.estimate(self.received_bytes, 0, events=False, limit=limit)
+        prompt_tokens = rate_limits.estimate(self.received_bytes, 0, events=False, limit=limit)
         if completion is None:
             # The most holds for both.
             completion = rate_limits.estimate(
                 0,
                 self.sent_bytes,
                 events=self.answer.has_events,
-                limit=None if limit is None else limit - asked,
+                limit=None if limit is None else limit - prompt_tokens,
             )
-        return TokenCount(asked, completion)
+        return TokenCount(prompt_tokens, completion)
 
     def _release(self) -> None:
         """End the request's work at its replica."""

@@ -213,7 +213,7 @@ def build_front(
     metrics = AccessLog() if settings.access_log else Metrics()
     ledger, prices = Ledger(settings.data), read_prices(settings.prices)
     workers = (
-        _workers(settings, limits, keys, metrics, shared_parts, prices)
+        _workers(settings, limits, keys, metrics, shared_parts, prices=prices)
         if shared_parts is not None
         else None
     )

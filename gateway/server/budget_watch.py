@@ -26,12 +26,12 @@ class BudgetWatch:
     def __init__(self, keyring: Keyring, events: EventLog) -> None:
         self._keyring = keyring
         self._events = events
-        self._watching = SupervisedTask(self._look, "watching budgets")
+        self._watching = SupervisedTask(self._look_at_budgets, "watching budgets")
 
     async def close(self) -> None:
         await self._watching.close()
 
-    async def _look(self) -> float:
+    async def _look_at_budgets(self) -> float:
         if self._keyring.has_budgets:
             self._events.tell(await asyncio.to_thread(self._report))
         return _LOOK_S

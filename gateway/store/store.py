@@ -17,8 +17,7 @@ from pydantic import TypeAdapter
 
 from gateway.disk_fault import disk_fault
 from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
-from gateway.domain.budget import Budget
-from gateway.domain.grant import Grant
+from gateway.domain.grant import Allowance, Grant
 from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.logging import Logger
@@ -29,7 +28,7 @@ from gateway.store.usage_table import UsageTable
 
 log = Logger("fitserve.store")
 
-_GROUPS: TypeAdapter[dict[str, Budget]] = TypeAdapter(dict[str, Budget])
+_GROUPS: TypeAdapter[dict[str, Allowance]] = TypeAdapter(dict[str, Allowance])
 # Runs of `fitserve bench` kept per model.
 _MAX_BENCHES = 50
 
@@ -437,12 +436,12 @@ class Store:
                     f"There is no key {grant.name}.", hint="`fitserve keys ls` lists them."
                 )
 
-    def key_groups(self) -> dict[str, Budget]:
+    def key_groups(self) -> dict[str, Allowance]:
         """The budgets of all groups of keys, by name."""
         rows = self._database.rows("SELECT value FROM meta WHERE key='key_groups'")
         return _GROUPS.validate_json(rows[0][0]) if rows else {}
 
-    def save_key_groups(self, groups: Mapping[str, Budget]) -> None:
+    def save_key_groups(self, groups: Mapping[str, Allowance]) -> None:
         """Replace the groups of keys."""
         text = _GROUPS.dump_json(dict(groups)).decode()
         with self._database.change() as db:

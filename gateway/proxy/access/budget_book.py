@@ -1,7 +1,7 @@
 """The budgets of created keys and their groups, in the control process.
 
-A budget counts under the name of its key or group. So a new key of the same name goes on with what
-the former one used. A budget without a row in the ledger begins with the stored usage.
+A budget counts under the name of its key or group. So a new key of the same name goes on with the
+usage of the former one. A budget without a row in the ledger begins with the stored usage.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import date
 from typing import NamedTuple
 
-from gateway.domain.budget import Budget
-from gateway.domain.grant import Grant
+from gateway.domain.grant import Allowance, Grant
 from gateway.keys import UsageRow
 from gateway.proxy.access.budgets import (
     MEASURES,
@@ -42,7 +41,7 @@ class BudgetBook:
     """
 
     def __init__(self, ledger: Ledger, prices: Prices, stored_usage: StoredUsage) -> None:
-        self.groups: Mapping[str, Budget] = {}
+        self.groups: Mapping[str, Allowance] = {}
         self.prices = prices
         self._ledger = ledger
         self._rows = LedgerRows(ledger)
@@ -53,7 +52,7 @@ class BudgetBook:
         StoreError."""
         budgets = []
         if grant.budget is not None and (limits := limits_of(grant.budget)):
-            row = self._row(f"key {grant.name}", {grant.name})
+            row = self._row_of(f"key {grant.name}", {grant.name})
             budgets.append(_key_budget(f"key {grant.name}", row, limits, grant.budget))
         if grant.group is not None:
             budgets += self.group_budget(grant.group, grants)
@@ -67,11 +66,11 @@ class BudgetBook:
         if not (limits := limits_of(budget)):
             return []
         members = {grant.name for grant in grants if grant.group == name}
-        return [_key_budget(owner, self._row(owner, members), limits, budget)]
+        return [_key_budget(owner, self._row_of(owner, members), limits, budget)]
 
     def use_of(self, budgets: Iterable[KeyBudget]) -> Iterator[BudgetUse]:
-        """The budgets with what is used of them."""
-        today = Calendar.now()
+        """The budgets with their usage."""
+        today = Calendar.today()
         for budget in budgets:
             if not budget.is_lost:
                 yield BudgetUse(budget, self._ledger.read(budget.row, today))
@@ -80,12 +79,12 @@ class BudgetBook:
         """Mark warnings as given, besides those from before. 0: none is given. Raises
         StoreError."""
         with self._ledger.lock(budget.row):
-            today = Calendar.now()
+            today = Calendar.today()
             usage = self._ledger.read(budget.row, today)
             warnings = usage.warnings | bits if bits else 0
             self._ledger.write(budget.row, today, usage._replace(warnings=warnings))
 
-    def _row(self, owner: str, keys: Collection[str]) -> int:
+    def _row_of(self, owner: str, keys: Collection[str]) -> int:
         return self._rows.row_of(owner, lambda today: self._seed(keys, today))
 
     def _seed(self, keys: Collection[str], today: Calendar) -> Usage:
@@ -110,7 +109,7 @@ def first_day(today: Calendar) -> int:
     return (date(year, month + 1, 1) - date(1970, 1, 1)).days
 
 
-def limits_of(budget: Budget) -> tuple[BudgetLimit, ...]:
+def limits_of(budget: Allowance) -> tuple[BudgetLimit, ...]:
     """The limits of a budget in the ledger's units."""
     return tuple(
         BudgetLimit(measure, period, round(amount * UNITS[measure]))
@@ -120,5 +119,7 @@ def limits_of(budget: Budget) -> tuple[BudgetLimit, ...]:
     )
 
 
-def _key_budget(owner: str, row: int, limits: tuple[BudgetLimit, ...], budget: Budget) -> KeyBudget:
+def _key_budget(
+    owner: str, row: int, limits: tuple[BudgetLimit, ...], budget: Allowance
+) -> KeyBudget:
     return KeyBudget(owner, row, limits, budget.warn_percent, budget.is_soft)

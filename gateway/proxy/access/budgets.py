@@ -22,7 +22,7 @@ from gateway.errors import FitserveError, Forbidden, QuotaExhausted
 from gateway.proxy.access.ledger import (
     GPU_UNITS,
     MONEY_UNITS,
-    NOTHING,
+    NO_AMOUNTS,
     Amounts,
     Calendar,
     Ledger,
@@ -153,7 +153,7 @@ class Charge:
     def settle(self, count: TokenCount, *, has_reached_engine: bool) -> None:
         """Replace the reservation cost by the real one, which is nothing without an engine."""
         price = self._teller.prices.find(self.model)
-        cost = NOTHING
+        cost = NO_AMOUNTS
         if has_reached_engine:
             cost = Amounts(
                 1,
@@ -165,7 +165,7 @@ class Charge:
 
     def headers(self) -> Iterator[tuple[bytes, bytes, bytes, float]]:
         """Each limit: its name, amount and remaining amount, and the seconds until it is full."""
-        today, now = Calendar.now(), time.time()
+        today, now = Calendar.today(), time.time()
         for budget in self.budgets:
             usage = self._teller.ledger.read(budget.row, today)
             prefix = "" if budget.owner.startswith("key ") else "group-"
@@ -177,7 +177,7 @@ class Charge:
 
     def warning(self) -> str:
         """The limits that are used up to the part that warns; "": none."""
-        today = Calendar.now()
+        today = Calendar.today()
         return "; ".join(
             f"{budget.owner} has used {limit.describe(limit.amount_in(usage))} of"
             f" {limit.describe(limit.amount)} {_measure(limit)} of this {PERIODS[limit.period]}"
@@ -212,13 +212,13 @@ class Teller:
                 self._admit(budget, cost)
                 charged_budgets.append(budget)
         except FitserveError:
-            self.add(charged_budgets, NOTHING.minus(cost))
+            self.add(charged_budgets, NO_AMOUNTS.minus(cost))
             raise
         return Charge(self, budgets, model, cost)
 
     def add(self, budgets: Sequence[KeyBudget], cost: Amounts) -> None:
         """Add to budgets whose requests are under way, which no error may end."""
-        today = Calendar.now()
+        today = Calendar.today()
         for budget in budgets:
             try:
                 self.ledger.add(budget.row, today, cost)
@@ -228,7 +228,7 @@ class Teller:
     def _admit(self, budget: KeyBudget, cost: Amounts) -> None:
         if budget.is_lost:
             raise lost_budget_error(budget)
-        today = Calendar.now()
+        today = Calendar.today()
         with self.ledger.lock(budget.row):
             usage = self.ledger.read(budget.row, today)
             if not budget.is_soft:

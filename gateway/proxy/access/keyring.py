@@ -22,8 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.disk_fault import unwritten_error
 from gateway.domain import Value
-from gateway.domain.budget import Budget
-from gateway.domain.grant import Grant
+from gateway.domain.grant import Allowance, Grant
 from gateway.errors import BadRequest, Conflict, NotFound, StoreError
 from gateway.keys import SETTINGS_KEYS, Scope, digest_of, new_key
 from gateway.logging import Logger
@@ -151,7 +150,7 @@ class Keyring:
                     f"The day {grant.expires} is over.", hint="Give a later day.", param="expires"
                 )
             if grant.group is not None and grant.group not in self._book.groups:
-                self._save_groups({**self._book.groups, grant.group: Budget()})
+                self._save_groups({**self._book.groups, grant.group: Allowance()})
             self._check_budget(grant.budget)
             self._book.budgets_of(grant, grants)
             key = new_key()
@@ -198,7 +197,7 @@ class Keyring:
             )
         return durable
 
-    def set_budget(self, name: str, budget: Budget | None) -> None:
+    def set_budget(self, name: str, budget: Allowance | None) -> None:
         """Replace the budget of a key, whose usage stays. None: no budget. Raises NotFound,
         Conflict, BadRequest, StoreError."""
         self._store.changeable()
@@ -220,11 +219,11 @@ class Keyring:
         log.info("budget of a key set", key=name)
 
     @property
-    def groups(self) -> dict[str, Budget]:
+    def groups(self) -> dict[str, Allowance]:
         """The budgets of groups of keys, by name."""
         return dict(self._book.groups)
 
-    def set_group(self, name: str, budget: Budget) -> None:
+    def set_group(self, name: str, budget: Allowance) -> None:
         """Replace the budget of a group, which may be new. Raises BadRequest, StoreError."""
         self._store.changeable()
         with self._lock:
@@ -254,11 +253,11 @@ class Keyring:
                 {group: budget for group, budget in self._book.groups.items() if group != name}
             )
 
-    def _save_groups(self, groups: dict[str, Budget]) -> None:
+    def _save_groups(self, groups: dict[str, Allowance]) -> None:
         self._store.save_key_groups(groups)
         self._book.groups = groups
 
-    def _check_budget(self, budget: Budget | None) -> None:
+    def _check_budget(self, budget: Allowance | None) -> None:
         """Raise BadRequest for a budget of money without prices."""
         if budget is not None and budget.needs_prices and not self._book.prices.models:
             raise BadRequest(
@@ -295,7 +294,7 @@ class Keyring:
 
     def _caller_of(self, key: StoredKey) -> Key:
         """The caller with a stored key. A budget that cannot be counted lets nobody in."""
-        grants = [other.grant for other in self.stored_keys] if key.grant.group is not None else []
+        grants = [member.grant for member in self.stored_keys] if key.grant.group else []
         try:
             budgets = self._book.budgets_of(key.grant, grants)
         except StoreError as error:

@@ -31,34 +31,38 @@ _DAY_S = 86_400
 _ROW = struct.Struct("<16sIIII8Q")
 _ROW_BYTES = 128
 _NO_OWNER = bytes(16)
-_MOST = 2**63
+_MAX_AMOUNT = 2**63
 
 
 class Amounts(NamedTuple):
-    """What requests cost. gpu_time: microseconds of GPUs; money: billionths."""
+    """The cost of requests.
+
+    gpu_time: microseconds of GPUs.
+    money: billionths.
+    """
 
     requests: int = 0
     tokens: int = 0
     gpu_time: int = 0
     money: int = 0
 
-    def plus(self, other: Amounts) -> Amounts:
+    def plus(self, cost: Amounts) -> Amounts:
         """The sums, none of which is below 0."""
-        return Amounts(*(min(_MOST, max(0, a + b)) for a, b in zip(self, other, strict=True)))
+        return Amounts(*(min(_MAX_AMOUNT, max(0, a + b)) for a, b in zip(self, cost, strict=True)))
 
-    def minus(self, other: Amounts) -> Amounts:
+    def minus(self, cost: Amounts) -> Amounts:
         """The differences, which may be below 0."""
-        return Amounts(*(a - b for a, b in zip(self, other, strict=True)))
+        return Amounts(*(a - b for a, b in zip(self, cost, strict=True)))
 
 
-NOTHING = Amounts()
+NO_AMOUNTS = Amounts()
 
 
 class Usage(NamedTuple):
     """The usage of a budget in its present day and month. warnings: a bit for each given one."""
 
-    day: Amounts = NOTHING
-    month: Amounts = NOTHING
+    day: Amounts = NO_AMOUNTS
+    month: Amounts = NO_AMOUNTS
     warnings: int = 0
 
 
@@ -69,7 +73,7 @@ class Calendar(NamedTuple):
     month: int
 
     @classmethod
-    def now(cls) -> Calendar:
+    def today(cls) -> Calendar:
         seconds = time.time()
         date = time.gmtime(seconds)
         return cls(int(seconds) // _DAY_S, 12 * date.tm_year + date.tm_mon - 1)
@@ -108,8 +112,8 @@ class Ledger:
         _, day, month, warnings, _, *counts = self._unpack(row)
         is_today, is_month = _is_current(today.day, day), _is_current(today.month, month)
         return Usage(
-            Amounts(*counts[:4]) if is_today else NOTHING,
-            Amounts(*counts[4:]) if is_month else NOTHING,
+            Amounts(*counts[:4]) if is_today else NO_AMOUNTS,
+            Amounts(*counts[4:]) if is_month else NO_AMOUNTS,
             warnings & (0x00FF if is_today else 0) | warnings & (0xFF00 if is_month else 0),
         )
 
@@ -136,7 +140,8 @@ class Ledger:
 
     def begin(self, row: int, owner: bytes, today: Calendar, usage: Usage) -> None:
         """Write a row for the owner of this digest. Raises StoreError."""
-        data = _ROW.pack(owner, *today, usage.warnings, 0, *usage.day, *usage.month)
+        values = (*today, usage.warnings, 0, *usage.day, *usage.month)
+        data = _ROW.pack(owner, *values)
         try:
             os.pwrite(self.descriptor, data, row * _ROW_BYTES)
         except OSError as error:
@@ -163,7 +168,7 @@ class LedgerRows:
         if row is None:
             row = self._rows[tag] = self._free_row()
             self._allocate(row)
-            today = Calendar.now()
+            today = Calendar.today()
             self.ledger.begin(row, tag, today, seed(today))
         return row
 
@@ -198,7 +203,7 @@ class LedgerRows:
             ) from None
 
 
-def _is_current(present: int, noted: int) -> bool:
+def _is_current(number: int, noted_number: int) -> bool:
     """Whether counts of the noted day or month still hold. A clock that steps back by a little
     begins none anew; one that was far ahead has left wrong counts."""
-    return noted in (present, present + 1)
+    return noted_number in (number, number + 1)

@@ -42,11 +42,15 @@ class Prices:
         return self.models.get(model) or self.models.get(ANY_MODEL)
 
 
-def money(price: ModelPrice, prompt: int, completion: int, cached: int, gpu_time: int) -> int:
+def money(
+    price: ModelPrice, prompt: int, completion: int, cached_tokens: int, gpu_time: int
+) -> int:
     """The cost of a request in billionths. gpu_time: microseconds of GPUs."""
-    cached = min(cached, prompt)
+    cached_tokens = min(cached_tokens, prompt)
     cached_price = price.prompt if price.cached is None else price.cached
     tokens = (
-        (prompt - cached) * price.prompt + cached * cached_price + completion * price.completion
+        (prompt - cached_tokens) * price.prompt
+        + cached_tokens * cached_price
+        + completion * price.completion
     ) / _MILLION
     return round((tokens + gpu_time / GPU_UNITS / _HOUR_S * price.gpu_hour) * MONEY_UNITS)

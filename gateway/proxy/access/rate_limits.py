@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from gateway.errors import FitserveError, QuotaExhausted, RateLimited
 from gateway.proxy.access.auth import Key, KeyLimits
 from gateway.proxy.access.budgets import WARNING_HEADER, Charge, Teller, TokenCount
-from gateway.proxy.access.ledger import NOTHING
+from gateway.proxy.access.ledger import NO_AMOUNTS
 from gateway.proxy.api.endpoints import Shape
 
 MINUTE_S = 60.0
@@ -199,7 +199,7 @@ class RateLimiter:
         except FitserveError as error:
             account.end(0, now)
             if isinstance(error, QuotaExhausted):
-                charge = Charge(self.teller, key.limit.budgets, model, NOTHING)
+                charge = Charge(self.teller, key.limit.budgets, model, NO_AMOUNTS)
                 error.headers = budget_headers(charge, shape)
             raise
         return Permit(account, shape, charge)

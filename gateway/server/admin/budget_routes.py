@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gateway.domain import Value
-from gateway.domain.budget import Budget, GroupName
+from gateway.domain.grant import Allowance, GroupName
 from gateway.errors import BadRequest, Conflict, NotFound, StoreError
 from gateway.proxy.access.budget_book import BudgetUse
 from gateway.proxy.access.budgets import MEASURES, PERIODS, UNITS, BudgetLimit, period_end
@@ -34,27 +34,27 @@ class GroupView(Value):
     """A group of keys. used: of each limit of its budget."""
 
     name: GroupName
-    budget: Budget
+    budget: Allowance
     keys: tuple[str, ...]
     used: tuple[LimitUse, ...]
 
 
 class GroupList(Value):
     data: tuple[GroupView, ...]
-    currency: str = Field(description="of amounts of money; empty: not named")
+    currency: str = Field(description="currency of amounts of money; empty: not named")
 
 
 @router.put("/keys/{name}/budget", responses=errors(NotFound, BadRequest, StoreError))
-async def set_key_budget(request: Request, name: str, body: Budget) -> dict[str, Any]:
+async def set_key_budget(request: Request, name: str, body: Allowance) -> dict[str, Any]:
     """Replace the budget of a key at once. Its usage stays."""
     keyring = gateway_of(request).keyring
-    await asyncio.to_thread(keyring.set_budget, name, None if body == Budget() else body)
+    await asyncio.to_thread(keyring.set_budget, name, None if body == Allowance() else body)
     return {"name": name, "budget": body}
 
 
 @router.get("/key-groups")
 async def list_groups(request: Request) -> GroupList:
-    """The groups of keys, with what is used of their budgets."""
+    """The groups of keys, with the usage of their budgets."""
     gateway = gateway_of(request)
     keyring = gateway.keyring
     uses = uses_by_owner(await asyncio.to_thread(keyring.budget_uses))
@@ -71,7 +71,7 @@ async def list_groups(request: Request) -> GroupList:
 
 
 @router.put("/key-groups/{name}", responses=errors(BadRequest, StoreError))
-async def set_group(request: Request, name: GroupName, body: Budget) -> dict[str, Any]:
+async def set_group(request: Request, name: GroupName, body: Allowance) -> dict[str, Any]:
     """Add a group, or replace the budget of one. The usage stays."""
     await asyncio.to_thread(gateway_of(request).keyring.set_group, name, body)
     return {"name": name, "budget": body}

@@ -184,9 +184,9 @@ async def test_money_needs_prices_and_is_counted_by_them(tmp_path: Path) -> None
         # 30 tokens of a prompt at 0.01, and 20 of an answer at 0.02.
         assert [(await ask(server, key)).status_code for _ in range(3)] == [200, 200, 429]
         assert await used_of(server, "rich") == {"money-day": pytest.approx(1.4)}
-        other = await ask(server, key, "b")
-        assert other.status_code == 403
-        assert "has no price" in other.json()["error"]["message"]
+        refusal = await ask(server, key, "b")
+        assert refusal.status_code == 403
+        assert "has no price" in refusal.json()["error"]["message"]
 
 
 async def test_an_answer_without_a_report_is_estimated(tmp_path: Path) -> None:
@@ -220,10 +220,8 @@ async def test_the_command_sets_and_shows_budgets(tmp_path: Path) -> None:
                 fitserve, *arguments, FITSERVE_URL=server.url, FITSERVE_KEY=ADMIN
             )
 
-        creation = await run(
-            *("keys", "add", "app", "--class", "interactive", "--tokens-per-day", "5000"),
-            *("--requests-per-month", "9", "--group", "team", "--warn-at", "90"),
-        )
+        options = "--class interactive --tokens-per-day 5000 --requests-per-month 9 --warn-at 90"
+        creation = await run("keys", "add", "app", "--group", "team", *options.split())
         assert creation.returncode == 0, creation.stderr
         assert (await ask(server, creation.stdout.strip())).status_code == 200
         team = await run("keys", "group", "team", "--gpu-seconds-per-day", "60", "--soft")

@@ -1,4 +1,4 @@
-"""Budgets: the requests that they let in, what a request costs, and what a client reads of them."""
+"""Budgets: the requests that they let in, the cost of a request, and headers for clients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.budget import Budget
-from gateway.domain.grant import Grant
+from gateway.domain.grant import Allowance, Grant
 from gateway.errors import FitserveError, Forbidden, QuotaExhausted
 from gateway.keys import UsageRow
 from gateway.proxy.access.auth import Key, key_of
@@ -40,7 +39,7 @@ class Desk:
         self.grants: list[Grant] = []
 
     def key(self, name: str = "app", group: str | None = None, **budget: Any) -> Key:
-        grant = Grant(name=name, group=group, budget=Budget(**budget) if budget else None)
+        grant = Grant(name=name, group=group, budget=Allowance(**budget) if budget else None)
         self.grants.append(grant)
         return key_of(grant, name.encode().ljust(32), self.book.budgets_of(grant, self.grants))
 
@@ -105,11 +104,11 @@ def test_a_spent_budget_of_tokens_refuses_the_next_request(tmp_path: Path) -> No
     assert headers[b"x-ratelimit-reset-tokens-month"] == b"84h0m0s"
 
 
-def test_a_group_is_shared_by_its_keys_and_refunds_what_another_budget_refuses(
+def test_keys_share_the_budget_of_their_group_and_get_refunds_of_refused_requests(
     tmp_path: Path,
 ) -> None:
     desk = Desk(tmp_path)
-    desk.book.groups = {"team": Budget(requests_per_day=3)}
+    desk.book.groups = {"team": Allowance(requests_per_day=3)}
     first = desk.key("first", "team", requests_per_day=1)
     second = desk.key("second", "team")
     assert [desk.is_admitted(first) for _ in range(3)] == [True, False, False]
@@ -135,7 +134,7 @@ def test_a_soft_budget_warns_and_refuses_nothing(tmp_path: Path) -> None:
 
 def test_headers_say_how_much_is_left(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.book.groups = {"team": Budget(money_per_month=10)}
+    desk.book.groups = {"team": Allowance(money_per_month=10)}
     permit = desk.admit(desk.key(group="team", tokens_per_day=1_000), asked_bytes=40)
     assert dict(permit.headers(0.0)) == {
         b"x-ratelimit-limit-tokens-day": b"1000",
@@ -169,7 +168,7 @@ def test_a_budget_of_money_refuses_a_model_without_a_price(tmp_path: Path) -> No
 
 
 def test_a_new_budget_begins_with_the_stored_usage_of_its_key(tmp_path: Path) -> None:
-    today = Calendar.now().day
+    today = Calendar.today().day
     stored = (
         UsageRow(today, "app", "m", 2, 10, 5, 0, 0, 0),
         UsageRow(today - 1, "app", "m", 4, 100, 50, 0, 1, 7),
@@ -184,7 +183,7 @@ def test_a_new_budget_begins_with_the_stored_usage_of_its_key(tmp_path: Path) ->
 def test_a_key_without_budgets_counts_for_none(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     assert desk.key().limit is None
-    desk.book.groups = {"team": Budget()}
+    desk.book.groups = {"team": Allowance()}
     assert desk.key("member", "team").limit is None
     # A list of models asks no engine.
     permit = desk.limiter.admit(desk.key("lister", requests_per_day=1), "openai", 0.0)

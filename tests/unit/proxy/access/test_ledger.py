@@ -13,7 +13,7 @@ from gateway.errors import StoreError
 from gateway.proxy.access import ledger as ledger_module
 from gateway.proxy.access.ledger import (
     FILE,
-    NOTHING,
+    NO_AMOUNTS,
     Amounts,
     Calendar,
     Ledger,
@@ -49,9 +49,9 @@ def test_a_new_row_begins_with_the_stored_usage(tmp_path: Path) -> None:
     usage = Usage(Amounts(1), Amounts(5))
     rows = LedgerRows(Ledger(tmp_path))
     row = rows.row_of("key app", lambda _today: usage)
-    assert rows.ledger.read(row, Calendar.now()) == usage
+    assert rows.ledger.read(row, Calendar.today()) == usage
     assert LedgerRows(Ledger(tmp_path)).row_of("key app", no_usage) == row
-    assert rows.ledger.read(row, Calendar.now()) == usage
+    assert rows.ledger.read(row, Calendar.today()) == usage
 
 
 def test_a_day_and_a_month_begin_with_nothing(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_day_and_a_month_begin_with_nothing(tmp_path: Path) -> None:
     assert ledger.read(row, next_month) == Usage()
 
 
-@pytest.mark.parametrize(("days", "counts"), [(-1, COST), (-2, NOTHING), (-400, NOTHING)])
+@pytest.mark.parametrize(("days", "counts"), [(-1, COST), (-2, NO_AMOUNTS), (-400, NO_AMOUNTS)])
 def test_a_clock_that_steps_back_a_little_gives_no_second_budget(
     tmp_path: Path, days: int, counts: Amounts
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_clock_that_steps_back_a_little_gives_no_second_budget(
 
 def test_a_refund_leaves_no_debt(tmp_path: Path) -> None:
     ledger, row = row_in(tmp_path)
-    ledger.add(row, TODAY, NOTHING.minus(COST))
+    ledger.add(row, TODAY, NO_AMOUNTS.minus(COST))
     assert ledger.read(row, TODAY) == Usage()
 
 
@@ -121,4 +121,4 @@ def test_rows_end_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_calendar_counts_days_and_months_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 86_400.0 * 31)
-    assert Calendar.now() == Calendar(31, 12 * 1970 + 1)
+    assert Calendar.today() == Calendar(31, 12 * 1970 + 1)
