@@ -16,7 +16,8 @@ flood        the part of all ended requests that are of the batch, beside 100 ch
 The scripted engine computes in steps: 25 ms, 0.05 ms for each running request, and 5 ms for each
 prompt that it begins. A step gives each running request a token. It runs `places` requests, and
 orders the others by priority, as vLLM does with --scheduling-policy=priority. A gateway stands
-before it, and all are processes. With --engine the engine is a real one.
+before it, and all are processes. With --engine the engine is a real one. --slow 8 makes all steps
+and pauses eight times as long, for a machine that has other work.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ _TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
 class StepEngine:
     """An engine that computes in steps."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, slow: float) -> None:
         self._places = places
+        self._slow = slow
         self._order = itertools.count()
         self._waiting: list[tuple[int, int, Call, int]] = []
         self._running: dict[Call, int] = {}
@@ -80,11 +82,8 @@ class StepEngine:
             room = self._places - len(self._running)
             begun, self._waiting = self._waiting[:room], self._waiting[room:]
             self._running |= {call: count for _, _, call, count in begun}
-            await asyncio.sleep(
-                STEP_S + RUNNING_S * len(self._running) + PROMPT_S * len(begun)
-                if self._running
-                else STEP_S / 5
-            )
+            step_s = STEP_S + RUNNING_S * len(self._running) + PROMPT_S * len(begun)
+            await asyncio.sleep(self._slow * (step_s if self._running else STEP_S / 5))
             for _, _, call, _ in begun:
                 with suppress(ConnectionError):
                     await call.start()
@@ -100,11 +99,11 @@ class StepEngine:
                     self._ends.pop(call).set()
 
 
-def engine(pipe: Connection, places: int) -> None:
+def engine(pipe: Connection, places: int, slow: float) -> None:
     """The engine's process. It says its URL."""
 
     async def run() -> None:
-        steps = StepEngine(places)
+        steps = StepEngine(places, slow)
         async with Upstream(steps.script) as upstream:
             pipe.send(upstream.url)
             await steps.run()
@@ -204,7 +203,7 @@ async def _measure(url: str, model: str, crowds: tuple[Crowd, ...], seconds: flo
 
     async def client(crowd: Crowd, place: int, firsts: list[float], counts: list[int]) -> None:
         make = lambda: Client(crowd.class_, crowd.tokens, model, place)  # noqa: E731
-        _, connection = await loop.create_connection(make, parts.hostname, parts.port)
+        _, connection = await loop.create_connection(make, str(parts.hostname), parts.port or 80)
         await asyncio.sleep(crowd.pause_s * place / crowd.clients)
         while True:
             first_s, _, pieces = await connection.ask()
@@ -234,7 +233,7 @@ def measure(url: str, model: str, seconds: float, *crowds: Crowd) -> list[Seen]:
 
 def report(direct_url: str, model: str, places: int, options: argparse.Namespace) -> None:
     batch = Crowd("batch", options.batches, options.batch_tokens, 0.0)
-    chats = Crowd("interactive", options.chats, options.chat_tokens, PAUSE_S)
+    chats = Crowd("interactive", options.chats, options.chat_tokens, PAUSE_S * options.slow)
     flood = chats._replace(clients=options.chats * FLOOD // CHATS, pause_s=0.0)
     seconds = options.seconds
     (direct,) = measure(direct_url, model, seconds, batch)
@@ -270,6 +269,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     parser.add_argument("--chats", type=int, default=CHATS)
     parser.add_argument("--chat-tokens", type=int, default=CHAT_TOKENS)
+    parser.add_argument("--slow", type=float, default=1.0)
     options = parser.parse_args()
     print("       chats alone      beside the batch        batch: direct   gateway, loss,  beside")
     print(
@@ -279,7 +279,7 @@ def main() -> None:
         if options.engine:
             report(options.engine, options.model, places, options)
         else:
-            with process(engine, places) as url:
+            with process(engine, places, options.slow) as url:
                 report(url, "m", places, options)
 
 
