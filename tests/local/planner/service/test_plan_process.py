@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ async def test_a_plan_follows_the_classes_of_keys(tmp_path: Path) -> None:
         orders = []
         for classes in (1, 2):
             watch = GpuWatch(FakeNvml([]), lambda _: planner.profiles.hardware("2x3090"))
-            asker = replace(planner, gpus=watch, key_classes=lambda classes=classes: classes)
+            asker = replace(planner, gpus=watch, key_classes=partial(int, classes))
             async with asyncio.timeout(hang_s()):
                 model_wish = wish(source=str(folder), engines=(VLLM_REF,))
                 result = await asker.plan(PlanRequest(model_wish))
