@@ -53,6 +53,7 @@ STEP_S, RUNNING_S, PROMPT_S = 0.025, 0.00005, 0.005
 BATCHES, CHATS, FLOOD = 200, 20, 100
 BATCH_TOKENS, CHAT_TOKENS = 200, 40
 PAUSE_S = 1.0
+REST_S = 3.0
 _PRIORITY = re.compile(rb'"priority":(-?\d+)')
 _TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
 
@@ -79,6 +80,9 @@ class StepEngine:
     async def run(self) -> None:
         while True:
             self._waiting.sort(key=lambda row: row[:2])
+            for row in [row for row in self._waiting if row[2].closed.is_set()]:
+                self._waiting.remove(row)
+                self._ends.pop(row[2]).set()
             room = self._places - len(self._running)
             begun, self._waiting = self._waiting[:room], self._waiting[room:]
             self._running |= {call: count for _, _, call, count in begun}
@@ -153,6 +157,7 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
+        self._end: asyncio.Future[None] | None = None
 
     async def ask(self) -> tuple[float, float, int]:
         """Seconds to the first token and to the end, and the number of pieces."""
@@ -165,6 +170,10 @@ class Client(asyncio.Protocol):
             raise SystemExit(f"the answer has the status {status}")
         return self._first_at - began, time.perf_counter() - began, self._pieces
 
+    def close(self) -> None:
+        """Leave at once: the engine drops the request."""
+        self._transport.abort()
+
     def data_received(self, data: bytes) -> None:
         self._pieces += data.count(b"data: {")
         if not self._first_at and b'"content":' in data:
@@ -172,10 +181,11 @@ class Client(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        self._end.set_result(None)
+        if self._end is not None:
+            self._end.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._end.done():
+        if self._end is not None and not self._end.done():
             self._end.set_exception(error or ConnectionError("closed"))
 
 
@@ -204,13 +214,16 @@ async def _measure(url: str, model: str, crowds: tuple[Crowd, ...], seconds: flo
     async def client(crowd: Crowd, place: int, firsts: list[float], counts: list[int]) -> None:
         make = lambda: Client(crowd.class_, crowd.tokens, model, place)  # noqa: E731
         _, connection = await loop.create_connection(make, str(parts.hostname), parts.port or 80)
-        await asyncio.sleep(crowd.pause_s * place / crowd.clients)
-        while True:
-            first_s, _, pieces = await connection.ask()
-            if loop.time() > settled_at:
-                firsts.append(first_s)
-                counts.append(pieces)
-            await asyncio.sleep(crowd.pause_s)
+        try:
+            await asyncio.sleep(crowd.pause_s * place / crowd.clients)
+            while True:
+                first_s, _, pieces = await connection.ask()
+                if loop.time() > settled_at:
+                    firsts.append(first_s)
+                    counts.append(pieces)
+                await asyncio.sleep(crowd.pause_s)
+        finally:
+            connection.close()
 
     results: list[tuple[list[float], list[int]]] = [([], []) for _ in crowds]
     tasks = [
@@ -224,6 +237,8 @@ async def _measure(url: str, model: str, crowds: tuple[Crowd, ...], seconds: flo
             task.result()
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    # The engine forgets the requests of clients that left, at its next step.
+    await asyncio.sleep(REST_S)
     return [Seen(firsts, len(counts), sum(counts) / seconds) for firsts, counts in results]
 
 

@@ -650,11 +650,16 @@ class Exchange:
         self.state = "done"
         if self.upload.is_in_budget:
             self.upload.release_body()
-        self._release()
         if self.answer.permit is not None:
-            self.answer.permit.end(
-                count, self.plane.loop.time(), has_reached_engine=self._upstream is not None
-            )
+            self._settle(self.answer.permit, count)
+        self._release()
+
+    def _settle(self, permit: rate_limits.Permit, count: TokenCount) -> None:
+        """Count the request for its key, while it is counted at its replica."""
+        now, replica = self.plane.loop.time(), self.replica
+        if permit.charge is not None and replica is not None:
+            permit.charge.leave(replica.gpus, self.plane.routes.load_of(replica.id), now)
+        permit.end(count, now, has_reached_engine=self._upstream is not None)
 
     def _count_end(self) -> TokenCount:
         """Count the end, and return the tokens that the request costs its key. An error in
@@ -704,9 +709,5 @@ class Exchange:
                     events=self.answer.has_events,
                 )
             self.plane.meter.count_end(self)
-            permit = self.answer.permit
-            if permit is not None and permit.charge is not None:
-                load = self.plane.routes.load_of(self.replica.id)
-                permit.charge.leave(self.replica.gpus, load, self.plane.loop.time())
             self.plane.routes.end(self.replica, self.call.tokens)
             self.replica = None

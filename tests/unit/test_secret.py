@@ -248,7 +248,16 @@ _NO_ADDRESSES = {
     "gpus": "indices and UUIDs",
     "failpoint": "a name of the code",
     **dict.fromkeys(
-        ("tls_cert", "tls_key", "data_dir", "models_dir", "models_file", "profiles_dir"), "a path"
+        (
+            "tls_cert",
+            "tls_key",
+            "data_dir",
+            "models_dir",
+            "models_file",
+            "prices",
+            "profiles_dir",
+        ),
+        "a path",
     ),
     "agent_socket": "a path",
 }
