@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 MIN_PLACES = 128
 OLDEST_TURN = 8
 # The part of an engine's running requests that classes after `normal` leave to others.
-_RESERVE = 8
+# A batch alone loses no more than that part.
+_RESERVE = 10
 _WINDOW_S = 10.0
 _MAX_RETRY_S = 60
 
