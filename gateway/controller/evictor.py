@@ -201,7 +201,9 @@ class Evictor:
             may_evict
             and not stops
             and any(
-                place not in model.offered_copies for place in self._fleet.evictable_copies(model)) - model.evictable_copies_at_last_plan)
+                copy_id not in model.evictable_copies_at_last_plan
+                for copy_id in self._fleet.evictable_copies(model)
+            )
         )
         # Requests for serving copies come and go: they change nothing unless a copy is evicted for
         # them.

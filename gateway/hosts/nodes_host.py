@@ -41,7 +41,7 @@ class NodesHost:
         """host: starts each part on the node of its `LaunchSpec`, and lists it with that."""
         self._host = host
         self._listed_parts: dict[str, dict[str, str]] = {}
-        """The parts of each engine as last listed, as `_parts` gives them."""
+        """The parts of each engine as last listed, as `_nodes_by_part` gives them."""
         self.kind = host.kind
         self.forks = host.forks
 
@@ -77,7 +77,7 @@ class NodesHost:
 
     async def list(self) -> Instances:
         instances = await self._host.list()
-        self._listed_parts = _nodes_by_part(instances)
+        self._listed_parts = _group_parts(instances)
         return join_parts(instances)
 
     async def stop(self, name: str, grace_s: float) -> None:
@@ -86,7 +86,7 @@ class NodesHost:
         )
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        groups = await _gather_all(map(self._host.processes, await self._nodes_by_part(name)))
+        groups = await _gather_all(map(self._host.processes, await self._known_parts(name)))
         return tuple(process for group in groups for process in group)
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
@@ -97,9 +97,7 @@ class NodesHost:
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """The lines of all parts as they come."""
-        marks = {
-            part: _mark(part, node) for part, node in (await self._nodes_by_part(name)).items()
-        }
+        marks = {part: _mark(part, node) for part, node in (await self._known_parts(name)).items()}
         async with aclosing(PartLogs(self._host, marks).lines()) as lines:
             async for line in lines:
                 yield line
@@ -127,14 +125,14 @@ class NodesHost:
     async def _nodes_by_part(self, name: str) -> dict[str, str]:
         """The nodes of the engine's parts, by the names of the parts in order; the engine's own
         name where none is listed, as its log may still be there."""
-        return _nodes_by_part(await self._host.list()).get(name) or {name: ""}
+        return _group_parts(await self._host.list()).get(name) or {name: ""}
 
     async def _known_parts(self, name: str) -> dict[str, str]:
-        """The parts as last listed, or as `_parts`: a look at one engine asks no other node."""
-        return self._listed_parts.get(name) or await self._parts(name)
+        """The parts as last listed, or as `_nodes_by_part`: a look at one engine asks no other node."""
+        return self._listed_parts.get(name) or await self._nodes_by_part(name)
 
 
-def _nodes_by_part(instances: Sequence[Instance]) -> dict[str, dict[str, str]]:
+def _group_parts(instances: Sequence[Instance]) -> dict[str, dict[str, str]]:
     """The nodes of the parts of each engine, by the names of the parts in order."""
     parts: dict[str, dict[str, str]] = {}
     for instance in sorted(instances, key=lambda instance: instance.name):

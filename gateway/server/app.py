@@ -88,6 +88,7 @@ from gateway.server.metrics.engine_series import EngineSeries
 from gateway.server.metrics.usage_keeper import UsageKeeper
 from gateway.server.page import files, live_stream
 from gateway.server.page.live_stream import LiveStream
+from gateway.server.price_file import read_prices
 from gateway.settings import Settings
 from gateway.store.recovery import installation_id, open_store
 from gateway.store.store import Store

@@ -217,7 +217,8 @@ class Fleet:
             yield from self.eviction_order
         elif requester.has_requests and requester.serving:
             yield from (
-            [copy_id for copy_id in self.eviction_order if copy_id[0] in self.unasked_models)
+                copy_id for copy_id in self.eviction_order if copy_id[0] in self.unasked_models
+            )
 
     def _eviction_offers(
         self, requester: ManagedModel | None, evictable_ids: Iterable[CopyId]

@@ -226,6 +226,13 @@ class StartGate:
             " its memory"
         )
 
+    def _index_measurements(self) -> None:
+        self._measuring_names = {}
+        for holder in self._holders.values():
+            if holder.phase == "loading" and not holder.is_sized:
+                for uuid in holder.gpus:
+                    self._measuring_names.setdefault(uuid, set()).add(holder.instance)
+
     async def _is_stable(
         self, attempt: Attempt, start: PendingStart, report: Callable[[str], None]
     ) -> bool:

@@ -35,12 +35,13 @@ def node_kinds(
     kinds: dict[Hashable, list[Node]] = {}
     for node in ordered_nodes:
         ordered_node = _order_gpus(node, promised_bytes)
-        kinds.setdefault(_node_identity(ordered_node.hardware, promised_bytes), []).append(ordered_node)
+        identity = _node_identity(ordered_node.hardware, promised_bytes)
+        kinds.setdefault(identity, []).append(ordered_node)
     return [_node_kind(group, promised_bytes) for group in kinds.values()]
 
 
-def _node_identity(node: Node, promised_bytes: Mapping[str, int]) -> Node:
-    """The node with its GPUs by their room, where these and the links between them are alike.
+def _order_gpus(node: Node, promised_bytes: Mapping[str, int]) -> Node:
+    """The node with its GPUs by their free memory, where these and the links between them are alike.
 
     So nodes with as many free GPUs are alike, whichever these are. The numbers stay in order.
     """
@@ -50,21 +51,35 @@ def _node_identity(node: Node, promised_bytes: Mapping[str, int]) -> Node:
     pairs = len(machine.gpus) * (len(machine.gpus) - 1) // 2
     if len(kinds) > 1 or len(links) > 1 or len(machine.links) not in (0, pairs):
         return node
-    by_room = sorted(machine.gpus, key=lambda gpu: -(_step(gpu, promised_bytes) or 0))
-    if all(gpu is place for gpu, place in zip(by_room, machine.gpus, strict=True)):
+    ordered_gpus = sorted(machine.gpus, key=lambda gpu: -(_memory_step(gpu, promised_bytes) or 0))
+    if ordered_gpus == list(machine.gpus):
         return node
     gpus = tuple(
-        gpu.evolve(index=place.index) for gpu, place in zip(by_room, machine.gpus, strict=True)
+        gpu.evolve(index=replaced_gpu.index)
+        for gpu, replaced_gpu in zip(ordered_gpus, machine.gpus, strict=True)
     )
     return node.evolve(hardware=machine.evolve(gpus=gpus))
 
 
-def _identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
-    gpus = tuple((gpu.index, _kind_of_gpu(gpu),
-            _memory_step(gpu, promised_bytes)) for gpu in machine.gpus)
+def _node_identity(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hashable:
+    gpus = tuple(
+        (gpu.index, _kind_of_gpu(gpu), _memory_step(gpu, promised_bytes)) for gpu in machine.gpus
+    )
     links = tuple((link.a, link.b, link.nvlinks, link.p2p) for link in machine.links)
     ram = machine.ram_total_bytes if not gpus else 0
     return machine.arch, machine.driver, machine.cpu_features, gpus, links, ram
+
+
+def _kind_of_gpu(gpu: Gpu) -> Hashable:
+    return (
+        gpu.name,
+        gpu.capability,
+        gpu.total_bytes,
+        gpu.memory_kind,
+        gpu.mig,
+        gpu.host_bytes,
+        gpu.lost is None and gpu.kept is None,
+    )
 
 
 def _memory_step(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int | None:

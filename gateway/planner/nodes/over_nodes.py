@@ -98,7 +98,9 @@ def _decide_over_nodes(
             networks_used += [(plan, network) for plan in placed_plans]
     whole_input = inputs.replace_fields(hardware=_all_gpus(nodes), alike_nodes=1)
     best_plans = best_of_layouts(rank_plans(whole_input, plans, engine_order(engines)))
-    rejections = tuple(rejection for decision in decisions for rejection in decision.rejected)
+    rejections = tuple(
+        distinct_refusals(rejection for decision in decisions for rejection in decision.rejected)
+    )
     )
     rejections += tuple(_unlike_nodes_refusals(kinds, engines))
     return Decision(

@@ -13,6 +13,7 @@ from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.keys import SETTINGS_KEYS, Scope
 from gateway.proxy.api.error_bodies import errors
+from gateway.server.admin.budget_routes import LimitUse, uses_by_owner
 from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/keys", tags=["keys"])
