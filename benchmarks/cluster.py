@@ -284,7 +284,7 @@ class Gateway:
         )
         self.loop.load()
         watcher: Any = SimpleNamespace(
-            observation=Observation(verified=True, answering=True), tail=(), problems=()
+            observation=Observation(verified=True, is_healthy=True), tail=(), problems=()
         )
         for replica in self.loop.fleet.replicas():
             replica.watcher = watcher

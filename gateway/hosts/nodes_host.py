@@ -128,7 +128,7 @@ class NodesHost:
         return _group_parts(await self._host.list()).get(name) or {name: ""}
 
     async def _known_parts(self, name: str) -> dict[str, str]:
-        """The parts as last listed, or as `_nodes_by_part`: a look at one engine asks no other node."""
+        """The parts as last listed, else listed now: a look at one engine asks no other node."""
         return self._listed_parts.get(name) or await self._nodes_by_part(name)
 
 

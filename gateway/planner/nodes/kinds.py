@@ -41,7 +41,7 @@ def node_kinds(
 
 
 def _order_gpus(node: Node, promised_bytes: Mapping[str, int]) -> Node:
-    """The node with its GPUs by their free memory, where these and the links between them are alike.
+    """The node with its GPUs by their free memory, where GPUs and links are alike.
 
     So nodes with as many free GPUs are alike, whichever these are. The numbers stay in order.
     """

@@ -101,7 +101,6 @@ def _decide_over_nodes(
     rejections = tuple(
         distinct_refusals(rejection for decision in decisions for rejection in decision.rejected)
     )
-    )
     rejections += tuple(_unlike_nodes_refusals(kinds, engines))
     return Decision(
         model=inputs.spec.source,

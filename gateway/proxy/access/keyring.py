@@ -213,9 +213,9 @@ class Keyring:
             keys = tuple(
                 key.evolve(grant=grant) if key is former_key else key for key in self.stored_keys
             )
-            self._write(keys)
+            self._write_file(keys)
             self._store.save_grant(grant)
-            self._swap(keys)
+            self._swap_keys(keys)
         log.info("budget of a key set", key=name)
 
     @property
@@ -232,7 +232,7 @@ class Keyring:
             for limit in self._book.group_budget(name, [key.grant for key in self.stored_keys]):
                 self._book.note_warnings(limit, 0)
             self._callers = {}
-            self._swap(self.stored_keys)
+            self._swap_keys(self.stored_keys)
         log.info("budget of a group set", group=name)
 
     def remove_group(self, name: str) -> None:

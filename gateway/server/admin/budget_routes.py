@@ -15,7 +15,7 @@ from gateway.errors import BadRequest, Conflict, NotFound, StoreError
 from gateway.proxy.access.budget_book import BudgetUse
 from gateway.proxy.access.budgets import MEASURES, PERIODS, UNITS, BudgetLimit, period_end
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["keys"])
 
