@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hmac
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gateway.errors import BadRequest, Forbidden, Unauthorized
-from gateway.keys import SCOPES, Scope, digest_of, priority_of
+from gateway.keys import SCOPES, Scope, digest_of, new_key, priority_of
 from gateway.proxy.access.budgets import KeyBudget
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.origins import EVERY_ORIGIN, Origins
@@ -61,6 +62,7 @@ class Key:
     limit: None for no limits.
     priority: the priority of its requests; a smaller number goes first.
     ends_at: Unix time of its end.
+    principal: digest of the key in whose name this one is used; empty: none.
     """
 
     name: str
@@ -71,6 +73,12 @@ class Key:
     is_guessable: bool = False
     priority: int = 0
     ends_at: float | None = None
+    principal: bytes = field(default=b"", repr=False)
+
+    @property
+    def account(self) -> bytes:
+        """The digest of the key to which requests are counted."""
+        return self.principal or self.digest
 
     def has_ended(self) -> bool:
         return self.ends_at is not None and time.time() >= self.ends_at
@@ -144,14 +152,41 @@ class Keys:
         )
         self._failed_logins = failed_logins or FailedLogins()
         self._origins = origins or Origins()
+        self._lock = threading.Lock()
+        self._principals: dict[bytes, bytes] = {}
+        """By digest of a token of ours, the digest of the key that it stands for."""
         self.swap(created_keys)
 
     def swap(self, created_keys: Iterable[Key], *, is_closed: bool = False) -> None:
         """Make `created_keys` and the keys of the settings the valid keys."""
-        self.table = KeyTable(
-            MappingProxyType({key.digest: key for key in (*created_keys, *self._fixed_keys)}),
-            is_closed,
-        )
+        with self._lock:
+            self._apply((*created_keys, *self._fixed_keys), is_closed=is_closed)
+
+    def issue_token(self, key: Key) -> Secret:
+        """A token that asks models as a key may, within its limits at the time of each request. It
+        ends with that key, and is known to this process alone."""
+        token = new_key()
+        with self._lock:
+            self._principals[digest_of(token)] = key.account
+            present_keys = [key for key in self.table.keys.values() if not key.principal]
+            self._apply(present_keys, is_closed=self.table.is_closed)
+        return token
+
+    def _apply(self, keys: Iterable[Key], *, is_closed: bool) -> None:
+        """Make these keys the valid keys, and the tokens of those that are among them."""
+        keys_by_digest = {key.digest: key for key in keys}
+        tokens = {
+            digest: replace(
+                key,
+                digest=digest,
+                principal=principal,
+                scopes=key.scopes & {"inference"},
+                is_guessable=False,
+            )
+            for digest, principal in self._principals.items()
+            if (key := keys_by_digest.get(principal)) is not None
+        }
+        self.table = KeyTable(MappingProxyType(keys_by_digest | tokens), is_closed)
         self._is_open = not self.table.keys and not is_closed
         self._scopes = self.table.scopes
 
@@ -163,6 +198,10 @@ class Keys:
     @property
     def fixed_scopes(self) -> frozenset[Scope]:
         return frozenset(scope for key in self._fixed_keys for scope in key.scopes)
+
+    def fixed_key(self, name: str) -> Key | None:
+        """The key of the settings of that name."""
+        return next((key for key in self._fixed_keys if key.name == name), None)
 
     @property
     def priority_classes(self) -> int:

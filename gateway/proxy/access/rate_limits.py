@@ -188,9 +188,10 @@ class RateLimiter:
         """
         if key.limit is None:
             return None
-        account = self._accounts.get(key.digest)
+        digest = key.account
+        account = self._accounts.get(digest)
         if account is None:
-            account = self._accounts[key.digest] = self._open_account(key.digest, key.limit, now)
+            account = self._accounts[digest] = self._open_account(digest, key.limit, now)
         account.admit(shape, now)
         if not key.limit.budgets or not model or self.teller is None:
             return Permit(account, shape)

@@ -37,7 +37,7 @@ class LimitRows:
     def assign(self, keys: Iterable[Key]) -> dict[bytes, int]:
         """The rows of keys with limits, by digest. New keys get rows; rows of other keys are
         freed."""
-        limited = dict.fromkeys(key.digest for key in keys if key.limit is not None)
+        limited = dict.fromkeys(key.account for key in keys if key.limit is not None)
         for digest in [digest for digest in self._rows if digest not in limited]:
             self._free_rows.append(self._rows.pop(digest))
         for digest in limited:

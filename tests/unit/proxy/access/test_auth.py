@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pickle
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -328,3 +329,36 @@ def test_a_key_that_asks_no_engine_has_no_class() -> None:
     )
     keys = Keys(None, None, [key_of(grant, grant.name.encode().ljust(32)) for grant in grants])
     assert keys.priority_classes == 1
+
+
+def test_a_token_asks_models_as_its_key_and_nothing_else() -> None:
+    keys = Keys(Secret(ADMIN), None)
+    (admin_key,) = keys.table.keys.values()
+    token = keys.issue_token(admin_key)
+    authorization = b"Bearer " + token.reveal_bytes()
+    caller = keys.check(authorization, "inference")
+    assert (caller.name, caller.account) == ("admin", admin_key.digest)
+    assert verdict(keys, authorization, "admin") == verdict(keys, authorization, "read") == 403
+    assert verdict(keys, f"Bearer {ADMIN}".encode(), "admin") == 200
+
+
+def test_a_token_follows_its_key_and_ends_with_that_key() -> None:
+    key = Key("app", b"d" * 32, frozenset({"inference"}), models=frozenset({"a"}))
+    keys = Keys(Secret(ADMIN), None, [key])
+    token, later_token = (keys.issue_token(key) for _ in range(2))
+    keys.swap([replace(key, models=frozenset({"b"}), priority=7)])
+    for authorization in (b"Bearer " + each.reveal_bytes() for each in (token, later_token)):
+        caller = keys.check(authorization, "inference")
+        assert (caller.models, caller.priority) == (frozenset({"b"}), 7)
+        assert keys.allows(caller, "inference")
+    keys.swap([replace(key, ends_at=1.0)])
+    assert verdict(keys, authorization, "inference") == 401
+    keys.swap([])
+    assert verdict(keys, authorization, "inference") == 401
+    assert not keys.allows(caller, "inference")
+
+
+def test_a_gateway_without_keys_stays_open() -> None:
+    keys = Keys(None, None)
+    keys.issue_token(ANONYMOUS_KEY)
+    assert keys.is_open

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -229,3 +230,16 @@ def test_a_prompt_that_the_end_of_a_stream_leaves_out_is_read_at_its_begin(
     lead: bytes, tail: bytes, tokens: TokenUsage
 ) -> None:
     assert streamed_usage(lead, (tail, b"event: message_stop\n\n")) == tokens
+
+
+def test_a_token_counts_to_the_account_of_its_key() -> None:
+    limiter, key = RateLimiter(), limited_key(requests_per_minute=2)
+    token = replace(key, digest=b"t" * 32, principal=key.digest)
+    for caller in (key, token):
+        assert limiter.admit(caller, "openai", 0.0) is not None
+    for caller in (key, token):
+        with pytest.raises(RateLimited):
+            limiter.admit(caller, "openai", 0.0)
+    limiter.keep([key.digest, token.digest])
+    with pytest.raises(RateLimited):
+        limiter.admit(token, "openai", 0.0)

@@ -148,6 +148,15 @@ def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_t
     assert [pair.is_admitted(0), pair.is_admitted(1)] == [True, False]
 
 
+def test_a_token_has_the_row_of_its_key_at_every_worker() -> None:
+    pair = Pair(KeyLimits(requests_per_minute=1))
+    token = dataclasses.replace(pair.key, digest=b"t" * 32, principal=pair.key.digest)
+    assert pair.rows.assign([pair.key, token]) == {pair.key.digest: 0}
+    assert pair.is_admitted(0)
+    pair.key = token
+    assert not pair.is_admitted(1)
+
+
 def test_a_table_forgets_the_oldest_alone() -> None:
     table = SharedTable(64)
     for number in range(2000):
