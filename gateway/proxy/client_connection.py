@@ -25,6 +25,7 @@ import logging
 import math
 import ssl
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,20 @@ def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> Any:
     if tls is None:
         return protocol
     return partial(Handshake, protocol, tls, plane.connection_limiter)
+
+
+def inner_protocol(
+    plane: DataPlane, config: Config, server_state: ServerState
+) -> Callable[[], ClientConnection]:
+    """The protocol factory for requests that the gateway makes to itself. They take no place of
+    clients."""
+
+    def connect() -> ClientConnection:
+        connection = ClientConnection(plane, config, server_state, {})
+        connection.place = "twin"
+        return connection
+
+    return connect
 
 
 class ClientConnection(asyncio.BufferedProtocol):

@@ -7,7 +7,6 @@ models and counts are those of /v1.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from gateway.errors import UpstreamError
+from gateway.proxy.inner_connection import open_inner
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
@@ -130,22 +130,7 @@ async def inner_request(
 ) -> AsyncIterator[InnerAnswer]:
     """The answer to a request for the caller's connection, with the head read. headers: of the
     caller's request. Raises ConnectionError, and OSError where no socket is to be had."""
-    loop = asyncio.get_running_loop()
-    local_end, remote_end = socket.socketpair()
-    for end in (local_end, remote_end):
-        end.setblocking(False)
-    try:
-        _, inner_connection = await loop.connect_accepted_socket(caller.twin, remote_end)
-    except BaseException:
-        local_end.close()
-        remote_end.close()
-        raise
-    try:
-        reader, writer = await asyncio.open_connection(sock=local_end)
-    except BaseException:
-        local_end.close()
-        inner_connection.transport.close()
-        raise
+    reader, writer, inner_connection = await open_inner(caller.twin)
     try:
         writer.write(_request_head(method, path, headers, len(body)))
         writer.write(body)

@@ -76,11 +76,18 @@ def listen_at(path: Path, backlog: int) -> socket.socket:
     return listener
 
 
+def inner_path(control: Path, worker: int) -> Path:
+    """The path at which a worker takes requests of the control process."""
+    return control.with_name(f"worker-{worker}.sock")
+
+
 def forget(path: Path) -> None:
     """Remove the path of `listen_control`."""
     with contextlib.suppress(OSError):
         path.unlink()
         if path.parent.name != "run":
+            for worker_path in path.parent.glob("worker-*.sock"):
+                worker_path.unlink()
             path.parent.rmdir()
 
 

@@ -25,6 +25,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from gateway.decoding import DECODE_ERRORS
@@ -54,6 +55,7 @@ from gateway.proxy.workers.channel import (
 )
 from gateway.proxy.workers.published_routes import PublishedRoutes
 from gateway.proxy.workers.shared_limits import LimitRows
+from gateway.proxy.workers.sockets import inner_path, short_path
 from gateway.settings import Settings
 from gateway.supervision import SupervisedTask
 from gateway.tls import CertificatePair
@@ -222,6 +224,12 @@ class Workers:
         for answer in late_futures:
             answer.cancel()
         return [answer.result() for answer in answered_futures if not answer.cancelled()]
+
+    @cached_property
+    def inner_paths(self) -> tuple[str, ...]:
+        """The names of the sockets at which the workers take requests of this process."""
+        folder = Path(short_path(self.control)).parent
+        return tuple(str(inner_path(folder / "-", index)) for index in range(self.count))
 
     @property
     def have_current_table(self) -> bool:

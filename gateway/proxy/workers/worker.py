@@ -30,7 +30,7 @@ from gateway.proxy.access.budgets import Teller
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.ledger import Ledger
 from gateway.proxy.access.origins import Origins
-from gateway.proxy.client_connection import client_protocol
+from gateway.proxy.client_connection import client_protocol, inner_protocol
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.metrics.access_log import AccessLog
 from gateway.proxy.metrics.counters import Metrics, Sample
@@ -54,6 +54,7 @@ from gateway.proxy.workers.channel import (
 from gateway.proxy.workers.control_forwarder import ControlForwarder
 from gateway.proxy.workers.shared_limits import SharedRateLimiter
 from gateway.proxy.workers.shared_routes import SharedRoutes, table_from
+from gateway.proxy.workers.sockets import inner_path, listen_at
 from gateway.supervision import SupervisedTask
 from gateway.tls import CertificatePair, server_context
 
@@ -62,6 +63,7 @@ log = logging.getLogger("fitserve.worker")
 # A control process that has this many unread bytes hangs. The worker reports again once it reads.
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_BACKLOG = 128
 
 
 class Worker:
@@ -173,20 +175,40 @@ class Worker:
 class WorkerServer(uvicorn.Server):
     """A uvicorn server that also listens to the control process."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket) -> None:
+    def __init__(
+        self, config: uvicorn.Config, worker: Worker, end: socket.socket, socket_path: Path
+    ) -> None:
+        """socket_path: the path for requests of the control process."""
         super().__init__(config)
         self._worker = worker
         self._end = end
+        self._inner_path = socket_path
+        self._inner_server: asyncio.AbstractServer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._channel = await Channel.open(self._end)
         self._worker.drain = self._drain
         self._listening = asyncio.create_task(self._worker.listen(self._channel))
         self._listening.add_done_callback(self._check_listener)
+        await self._listen_inside()
         await super().startup(sockets)
+
+    async def _listen_inside(self) -> None:
+        """Take requests of the control process, for batches. Without such a socket, as on a full
+        disk, they go to other workers."""
+        protocol = inner_protocol(self._worker.plane, self.config, self.server_state)
+        try:
+            listener = listen_at(self._inner_path, _BACKLOG)
+        except OSError as error:
+            log.warning("the worker takes no requests of batches: %s", error.strerror)
+            return
+        loop = asyncio.get_running_loop()
+        self._inner_server = await loop.create_unix_server(protocol, sock=listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop like uvicorn, then end unfinished answers with an error."""
+        if self._inner_server is not None:
+            self._inner_server.close()
         await super().shutdown(sockets)
         connections = self._worker.plane.connections
         self._worker.plane.close()
@@ -221,7 +243,8 @@ def main() -> None:
     app = OllamaApp(ControlForwarder(Path(begin.control)), worker.plane)
     protocol = client_protocol(worker.plane, worker.tls)
     config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)
-    WorkerServer(config, worker, end).run(sockets=listeners)
+    socket_path = inner_path(Path(begin.control), index)
+    WorkerServer(config, worker, end, socket_path).run(sockets=listeners)
 
 
 if __name__ == "__main__":
