@@ -236,6 +236,14 @@ class TooLarge(FitserveError):
     code = "body_too_large"
 
 
+class QuotaReached(FitserveError):
+    """The files or batches of a key, or of all keys, are as many as they may be."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "quota_reached"
+
+
 class HeadTooLarge(FitserveError):
     """Target and headers of the request are over the limit."""
 

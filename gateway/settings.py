@@ -298,6 +298,42 @@ class Settings(BaseModel):
         ge=0,
         description=("interval at which a stream that waits for a model gets a comment; 0: never"),
     )
+    batch_file_bytes: int = Field(
+        512 * 1024 * 1024,
+        ge=1024,
+        description=(
+            "largest file for batches; 100,000 lines of a chat have some hundred mebibytes"
+        ),
+    )
+    batch_key_bytes: int = Field(
+        8 * 1024**3,
+        ge=1024,
+        description=(
+            "most bytes of files and results of one key, so that no caller takes the place of all"
+        ),
+    )
+    batch_total_bytes: int = Field(
+        32 * 1024**3,
+        ge=1024,
+        description=(
+            "most bytes of files and results of all keys, so that the disk keeps room for the rest"
+        ),
+    )
+    batch_lines: int = Field(
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description="most lines of a batch; a line takes a byte of memory, and 100 while checked",
+    )
+    batch_requests: int = Field(
+        256,
+        ge=1,
+        le=1024,
+        description="most lines of all batches at engines at once; each has its answer in memory",
+    )
+    batch_days: int = Field(
+        30, ge=1, le=3650, description="days that files and ended batches are kept"
+    )
     auto_tune: bool = Field(
         False,
         description=(

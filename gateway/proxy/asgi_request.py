@@ -45,6 +45,8 @@ class AsgiRequest(RequestResponseCycle):
     shape: Shape = "openai"
     # FastAPI identifies the caller; until then no memory is charged to a key.
     account = ""
+    # An upload, which its reader takes as it comes: no more than some reads are in memory.
+    is_file = False
 
     def __init__(
         self,
@@ -124,6 +126,8 @@ class AsgiRequest(RequestResponseCycle):
 
     def keep_body(self) -> None:
         """Count the body, which uvicorn or FastAPI keeps."""
+        if self.is_file:
+            return
         if self._received_bytes > SMALL_BYTES and not self.response_complete:
             self.is_in_budget = True
             self._budget.keep(self, self._received_bytes)
@@ -133,6 +137,7 @@ class AsgiRequest(RequestResponseCycle):
         if (
             self._received_bytes > SMALL_BYTES
             and not self.is_in_budget
+            and not self.is_file
             and self._budget.is_crowded(self.account)
         ):
             raise full_budget_error()

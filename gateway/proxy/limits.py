@@ -92,6 +92,7 @@ class Limits:
     """Limits that are settings."""
 
     body_bytes: int = 32 * 1024 * 1024
+    file_bytes: int = 512 * 1024 * 1024
     connections: int = 2048
     connections_per_address: int = 1536
     keep_alive_s: float = 75.0

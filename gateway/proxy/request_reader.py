@@ -17,7 +17,12 @@ from gateway.proxy.access import priority
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api import endpoints
 from gateway.proxy.api.endpoints import Shape
-from gateway.proxy.api.protocol import known_id, new_id, too_large_error
+from gateway.proxy.api.protocol import (
+    file_too_large_error,
+    known_id,
+    new_id,
+    too_large_error,
+)
 from gateway.proxy.asgi_request import AsgiRequest
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.heads import RequestHead, head_without_upgrade, request_lines, upgrade_of
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
 
 log = logging.getLogger(__name__)
+
+# Bytes of an upload beside its file: fields, and heads of parts.
+_FORM_BYTES = 64 * 1024
 
 
 def admit(connection: ClientConnection, headers: dict[bytes, bytes]) -> Key:
@@ -210,8 +218,8 @@ class RequestReader:
             headers = limits.read_head(self.url, self.headers, version, self._received_bytes)
             id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
-            if int(headers.get(b"content-length", b"0")) > plane.limits.body_bytes:
-                raise too_large_error(plane.limits.body_bytes)
+            if (size := int(headers.get(b"content-length", b"0"))) > plane.limits.body_bytes:
+                self._check_size(size)
             keep_alive = (
                 version == "1.1" and self._parser.should_keep_alive() and not plane.is_draining
             )
@@ -220,13 +228,15 @@ class RequestReader:
                 if endpoints.is_inference(path) and not self._is_preflight(method):
                     shape = endpoints.shape_of(path)
                     key = admit(connection, headers)
-                    endpoint = endpoints.find(path, query, method.decode())
+                    if not endpoints.is_of_batches(path):
+                        endpoint = endpoints.find(path, query, method.decode())
             else:
                 key = admit(connection, headers)
             if endpoint is None:
                 request = AsgiRequest(
                     connection, method, self.url, version, self.headers, id_, keep_alive=keep_alive
                 )
+                request.is_file = self._is_file()
             else:
                 rank = priority.request_priority(headers.get(priority.HEADER), key)
                 head = RequestHead(endpoint, headers, key, request_lines(headers), rank)
@@ -244,6 +254,18 @@ class RequestReader:
         has_method = any(name == b"access-control-request-method" for name, _ in self.headers)
         return method == b"OPTIONS" and self._connection.plane.origins is not None and has_method
 
+    def _is_file(self) -> bool:
+        """Whether the body is an upload, which goes to the disk as it comes."""
+        return self.method == b"POST" and self.url.partition(b"?")[0] == endpoints.FILES_TARGET
+
+    def _check_size(self, size: int) -> None:
+        """Check a body beyond the limit of bodies, which may be a file. Raises TooLarge."""
+        limits_in_force = self._connection.plane.limits
+        if not self._is_file():
+            raise too_large_error(limits_in_force.body_bytes)
+        if size > limits_in_force.file_bytes + _FORM_BYTES:
+            raise file_too_large_error(limits_in_force.file_bytes)
+
     def on_body(self, data: bytes) -> None:
         connection, request = self._connection, self.incoming
         if connection.is_discarding or request is None:
@@ -251,7 +273,7 @@ class RequestReader:
         self._size += len(data)
         try:
             if self._size > connection.plane.limits.body_bytes:
-                raise too_large_error(connection.plane.limits.body_bytes)
+                self._check_size(self._size)
             request.upload.more(data)
         except FitserveError as error:
             connection.refuse_and_close(error, request.shape, request.id)

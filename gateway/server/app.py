@@ -77,6 +77,8 @@ from gateway.server.admin import (
     tune_routes,
     usage_routes,
 )
+from gateway.server.batches import batch_routes, file_routes
+from gateway.server.batches.batches import Batches
 from gateway.server.budget_watch import BudgetWatch
 from gateway.server.error_answers import answer_errors
 from gateway.server.gateway_app import GatewayApp
@@ -122,6 +124,8 @@ _ROUTERS = (
     live_stream.router,
     files.router,
     health_routes.router,
+    file_routes.router,
+    batch_routes.router,
 )
 
 Shared = tuple[SharedMemory, list[list[socket.socket]], Path]
@@ -210,6 +214,7 @@ def build_front(
         origins=settings.web_origins,
         media_hosts=settings.hosts_of_media,
         end_revoked=settings.end_revoked,
+        file_bytes=settings.batch_file_bytes,
     )
     metrics = AccessLog() if settings.access_log else Metrics()
     ledger, prices = Ledger(settings.data), read_prices(settings.prices)
@@ -266,6 +271,9 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     if host.machines is not None:
         host.machines.on_change = loop.fleet.unblock
     await asyncio.to_thread(loop.load)
+    batches = Batches(app, front)
+    await asyncio.to_thread(batches.store.load)
+    app.on_keys = batches.review
     events, observer = await _start_events(front, store, keyring, loop)
     return Gateway(
         app=app,
@@ -290,6 +298,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         tuning=_build_tuning(front, loop, launcher, store, requests_ended),
         starts=gauges.StartCounter(),
         in_flight=front.workers or front.plane,
+        batches=batches,
     )
 
 
@@ -347,6 +356,7 @@ async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
         if front.workers is not None:
             front.workers.publish_keys()
         app.answers.end_revoked_answers()
+        app.on_keys()
 
     def stored_usage(first: int, last: int) -> Iterable[UsageRow]:
         return store.usage.sums(first, last, ("day", "key", "model"), None, None)

@@ -21,7 +21,7 @@ from gateway.proxy.access.auth import Key
 from gateway.proxy.access.budgets import TokenCount
 from gateway.proxy.access.origins import EXPOSED_HEADERS, METHODS
 from gateway.proxy.access.scopes import Scopes
-from gateway.proxy.api.endpoints import is_inference
+from gateway.proxy.api.endpoints import is_inference, is_of_batches
 from gateway.proxy.api.protocol import request_id, send_error
 from gateway.proxy.metrics.access_log import AdminRequest
 from gateway.server.handover import Takeover
@@ -29,6 +29,7 @@ from gateway.server.open_answers import OpenAnswer, OpenAnswers
 from gateway.tls import Certificate
 
 if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
     from gateway.server.gateway_parts import Front
 
 log = Logger("fitserve")
@@ -76,6 +77,10 @@ class GatewayApp:
         self.certificate: Certificate | None = None
         self.is_replaced = False  # another gateway runs the control loop
         self.answers = OpenAnswers()
+        self.inner_protocol: Callable[[], ClientConnection] | None = None
+        """Makes connections of the gateway to its own data plane, where this process has one."""
+        self.on_keys: Callable[[], object] = lambda: None
+        """Called after each change of the valid keys."""
         self.on_stop: tuple[Callable[[], object], ...] = ()  # end endless streams
         self._keys = front.keys
         self._access_log = front.settings.access_log
@@ -131,7 +136,8 @@ class GatewayApp:
         try:
             need = "inference" if is_inference(scope["path"]) else self.scopes.required_scope(scope)
             address = scope["client"][0] if scope.get("client") else ""
-            if need != "open" and self.is_replaced and need != "inference":
+            is_kept_here = need != "inference" or is_of_batches(scope["path"])
+            if need != "open" and self.is_replaced and is_kept_here:
                 raise NotReady(
                     "This gateway is being replaced by another gateway.",
                     hint="Try again in a second.",
@@ -140,6 +146,7 @@ class GatewayApp:
             if need != "open":
                 key = self._keys.admit(scope["headers"], need, address)
                 scope["key"] = key.name
+                scope["caller"] = key
                 is_admin = "admin" in key.scopes
                 wait_s = 0.0 if is_admin else self._rate.wait_s(key.name, address)
                 permit = self.plane.limiter.admit(key, "openai", time.monotonic())

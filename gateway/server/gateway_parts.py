@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gateway.proxy.routing.in_flight import InFlight
     from gateway.proxy.routing.routes import Routes
     from gateway.proxy.workers.supervisor import Workers
+    from gateway.server.batches.batches import Batches
     from gateway.server.budget_watch import BudgetWatch
     from gateway.server.gateway_app import GatewayApp
     from gateway.server.metrics.engine_series import EngineSeries
@@ -91,6 +92,7 @@ class Gateway:
     tuning: Tuning
     starts: StartCounter
     in_flight: InFlight
+    batches: Batches
     answers: dict[str, SharedAnswer] = field(default_factory=dict)
 
     async def shared_answer(self, name: str, render: Callable[[], Awaitable[bytes]]) -> bytes:

@@ -37,7 +37,8 @@ class Lifetime:
     async def begin(self) -> None:
         """Start the control loop, then the workers. After a handover, models have routes first."""
         app, front, loop = self._app, self._front, self._gateway.loop
-        app.on_stop = (self._gateway.observer.stop, self._gateway.live.stop)
+        batches = self._parts.batches
+        app.on_stop = (self._gateway.observer.stop, self._gateway.live.stop, batches.stop)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
         front.gpus.start(front.profiles.xids, wake)
         self._gateway.live.start()
@@ -56,6 +57,7 @@ class Lifetime:
             app.certificate.watch()
         if front.workers is not None:
             front.workers.start()
+        batches.start()
         self._announcing = asyncio.create_task(self._announce())
         if app.lock is not None and app.drain is not None:
             offer = HandoverOffer(app.lock, app.client_sockets, self._release, app.drain, app.fail)
@@ -114,6 +116,7 @@ class Lifetime:
     async def _end_loop(self) -> None:
         """End all that changes engines or the database."""
         gateway = self._gateway
+        await gateway.batches.close()
         if self._models_file is not None:
             await self._models_file.close()
         await asyncio.to_thread(self._front.gpus.close)

@@ -18,7 +18,7 @@ import uvicorn
 from gateway import open_files
 from gateway.errors import FitserveError, SettingsError, listen_error
 from gateway.logging import Logger
-from gateway.proxy.client_connection import client_protocol
+from gateway.proxy.client_connection import client_protocol, inner_protocol
 from gateway.proxy.limits import limit_send_buffer, refusal_capacity
 from gateway.proxy.ollama.ollama_app import OllamaApp
 from gateway.proxy.upstream_connection import watch_peer
@@ -108,6 +108,7 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
         super().__init__(config)
         self._app = app
+        app.inner_protocol = inner_protocol(app.plane, config, self.server_state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.end_streams()

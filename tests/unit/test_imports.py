@@ -46,7 +46,9 @@ UNUSED = {
     | {"ray", "pydantic", "gateway.domain.value", "sqlite3", "asyncio", "yaml"},
     # One for each core: it holds tables, and no values of the planner.
     "gateway.proxy.workers.worker": (
-        NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"}
+        NEVER
+        | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"}
+        | {"gateway.server", "gateway.server.batches"}
     ),
 }
 

@@ -72,6 +72,7 @@ ENCODERS = {
     "gateway/controller/watch/engine_client.py": 1,  # the head of a request
     "gateway/measuring/bench/streamed_answer.py": 1,  # the head of a request
     "gateway/proxy/routing/model_route.py": 1,  # the head of a request
+    "gateway/server/batches/line_client.py": 1,  # the head of a request to this gateway
 }
 
 

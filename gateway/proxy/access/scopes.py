@@ -69,6 +69,15 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/requests"): "read",
     ("DELETE", "/admin/requests/{id:path}"): "admin",
     ("GET", "/admin/usage"): "read",
+    ("GET", "/v1/files"): "inference",
+    ("POST", "/v1/files"): "inference",
+    ("GET", "/v1/files/{file_id}"): "inference",
+    ("DELETE", "/v1/files/{file_id}"): "inference",
+    ("GET", "/v1/files/{file_id}/content"): "inference",
+    ("GET", "/v1/batches"): "inference",
+    ("POST", "/v1/batches"): "inference",
+    ("GET", "/v1/batches/{batch_id}"): "inference",
+    ("POST", "/v1/batches/{batch_id}/cancel"): "inference",
 }
 
 

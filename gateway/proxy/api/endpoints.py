@@ -116,6 +116,16 @@ _FOREIGN_PATHS = {
 USUAL_ENDPOINTS = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in ENDPOINTS}
 
 
+# Files and batches (`gateway.server.batches`), which no engine has.
+FILES_TARGET = b"/v1/files"
+_BATCH_PATHS = ("/v1/files", "/v1/batches")
+
+
+def is_of_batches(path: str) -> bool:
+    """Whether a decoded path is one of files or batches, which the application answers."""
+    return path in _BATCH_PATHS or path.startswith(tuple(f"{name}/" for name in _BATCH_PATHS))
+
+
 def is_inference(path: str) -> bool:
     """Whether the data plane answers a decoded path, if only with a 404. The admin API answers the
     others."""

@@ -14,7 +14,8 @@ _BASE_URL = "The base URL of a client is http://HOST:PORT/v1."
 _PAGE = "The page is at /."
 _CHAT = "Clients call /v1/chat/completions."
 _NO_IMAGES = "Images are not made here."
-_NO_FILES = "Files are not kept here. Clients send each request to /v1/chat/completions."
+_WHOLE_FILES = "Files are uploaded in one request to /v1/files."
+_NO_SEARCH = "Files are not searched here. Those of POST /v1/files are inputs of batches."
 
 # Hints by route; a route may also be the first part of a longer one.
 _HINTS = {
@@ -69,10 +70,8 @@ _HINTS = {
     # OpenAI
     "/v1/images": _NO_IMAGES,
     "/v1/videos": _NO_IMAGES,
-    "/v1/files": _NO_FILES,
-    "/v1/batches": _NO_FILES,
-    "/v1/uploads": _NO_FILES,
-    "/v1/vector_stores": _NO_FILES,
+    "/v1/uploads": _WHOLE_FILES,
+    "/v1/vector_stores": _NO_SEARCH,
     "/v1/assistants": "Clients call /v1/responses or /v1/chat/completions.",
     "/v1/threads": "Clients call /v1/responses or /v1/chat/completions.",
     "/v1/conversations": "Clients send the earlier messages, or `previous_response_id`.",

@@ -122,6 +122,14 @@ def too_large_error(limit_bytes: int) -> TooLarge:
     )
 
 
+def file_too_large_error(limit_bytes: int) -> TooLarge:
+    return TooLarge(
+        f"The file is over {limit_bytes:,} bytes.",
+        hint="Send several smaller files, or ask the operator to raise FITSERVE_BATCH_FILE_BYTES.",
+        param="file",
+    )
+
+
 def dump(value: Any) -> bytes:
     # json rather than msgspec: json escapes lone surrogates, which a hostile name may contain and
     # UTF-8 cannot.

@@ -1,0 +1,56 @@
+"""A folder with a JSON file for each record, and all of them in memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+
+from gateway.logging import Logger
+from gateway.server.batches.records import BatchRecord, FileRecord
+from gateway.store import atomic_file
+
+log = Logger("fitserve.batches")
+
+Record = TypeVar("Record", FileRecord, BatchRecord)
+_NAME = re.compile(r"(?:file-|batch_)[0-9a-f]{24}")
+
+
+class RecordFolder(Generic[Record]):
+    """The records of one kind. A saved record is on the disk, also after a power cut.
+
+    records: by id, the oldest first.
+    """
+
+    def __init__(self, folder: Path, kind: type[Record]) -> None:
+        self.records: dict[str, Record] = {}
+        self._folder = folder
+        self._kind = kind
+
+    def load(self) -> None:
+        """Read all records. A damaged record is logged and left out. Raises OSError."""
+        records = []
+        for path in self._folder.glob("*.json"):
+            if _NAME.fullmatch(path.stem):
+                try:
+                    records.append(self._kind.model_validate_json(path.read_bytes()))
+                except ValidationError as error:
+                    log.error(  # noqa: TRY400
+                        "a record cannot be read", file=str(path), error=str(error)[:300]
+                    )
+        self.records = {record.id: record for record in sorted(records, key=lambda r: r.made_at)}
+
+    def save(self, record: Record) -> None:
+        """Write a new or changed record. Raises OSError, and then keeps the former one."""
+        atomic_file.write(
+            self._folder / f"{record.id}.json", record.model_dump_json().encode(), is_durable=True
+        )
+        self.records[record.id] = record
+
+    def remove(self, id_: str) -> None:
+        """Remove a record, if present. Raises OSError."""
+        (self._folder / f"{id_}.json").unlink(missing_ok=True)
+        atomic_file.sync_folder(self._folder)
+        self.records.pop(id_, None)
