@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -25,6 +26,8 @@ from tests.support.running import model_folder
 ENDPOINT = "/v1/completions"
 ENDS = ("completed", "failed", "expired", "cancelled")
 TARGETS = ("gateway", "engine", "both")
+# The part of the kills that come while no line has been answered since the kill before.
+_EARLY = 0.25
 
 
 def _kill_engines(gateway: Gateway) -> None:
@@ -96,9 +99,29 @@ def _figures(gateway: Gateway, id_: str, lines: int) -> Counter[str]:
     )
 
 
-def kills(folder: Path, lines: int, count: int, seed: int, pause_s: float) -> Counter[str]:
-    """The counts of batches of so many lines, of which the last ends after `count` kills. pause_s:
-    the longest time between two kills."""
+def _wait_for_answers(gateway: Gateway, id_: str) -> None:
+    """Wait until more lines of a batch are answered, or it has ended."""
+    answered = _answered(gateway, id_)
+    wait_for(
+        "lines are answered",
+        lambda: _answered(gateway, id_) > answered or _batch(gateway, id_)["status"] in ENDS,
+        5 * HANG_S,
+    )
+
+
+def _answered(gateway: Gateway, id_: str) -> int:
+    return int(_batch(gateway, id_)["request_counts"]["completed"])
+
+
+def kills(
+    folder: Path, lines: int, count: int, seed: int, pause_s: float, limit_s: float = math.inf
+) -> Counter[str]:
+    """The counts of batches of so many lines, of which the last ends after `count` kills.
+
+    pause_s: the longest time from an answer to the next kill.
+    limit_s: no kill comes after this time.
+    """
+    end_s = time.monotonic() + limit_s
     chance = random.Random(seed)
     figures: Counter[str] = Counter()
     settings = {"FITSERVE_BACKOFF_S": "0.1", "FITSERVE_BACKOFF_MAX_S": "0.2"}
@@ -112,12 +135,15 @@ def kills(folder: Path, lines: int, count: int, seed: int, pause_s: float) -> Co
         assert answer.status_code == 202, answer.text
         gateway.until("m", "ready")
         id_ = ""
-        while figures["kills"] < count:
+        while figures["kills"] < count and time.monotonic() < end_s:
             if not id_:
                 id_ = _make_batch(gateway, lines)
+            if chance.random() > _EARLY:
+                _wait_for_answers(gateway, id_)
             time.sleep(chance.uniform(0.0, pause_s))
             _kill(gateway, chance.choice(TARGETS))
             figures["kills"] += 1
+            sys.stderr.write(f"{figures['kills']} kills, {_answered(gateway, id_)} lines\n")
             if _batch(gateway, id_)["status"] in ENDS:
                 figures += _figures(gateway, id_, lines)
                 figures["batches"] += 1
@@ -136,10 +162,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pause-s", type=float, default=3.0)
+    parser.add_argument("--pause-s", type=float, default=1.0)
+    parser.add_argument("--limit-s", type=float, default=math.inf)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures = kills(Path(folder), args.lines, args.kills, args.seed, args.pause_s)
+        figures = kills(Path(folder), args.lines, args.kills, args.seed, args.pause_s, args.limit_s)
     sys.stdout.write(json.dumps(figures) + "\n")
 
 

@@ -154,7 +154,7 @@ class Keys:
         self._origins = origins or Origins()
         self._lock = threading.Lock()
         self._principals: dict[bytes, bytes] = {}
-        """By digest of a token of ours, the digest of the key that it stands for."""
+        """The digests of keys by those of the tokens that stand for them."""
         self.swap(created_keys)
 
     def swap(self, created_keys: Iterable[Key], *, is_closed: bool = False) -> None:

@@ -176,7 +176,7 @@ class BatchRun:
 
     def _show_counts(self) -> None:
         writer = self._writer
-        self.record = self.record.evolve(completed=writer.completed, failed=writer.failed)
+        self.record = self.record.evolve(completed=writer.answer_count, failed=writer.error_count)
         self._parts.store.note_batch(self.record)
 
     # --- validating ---
@@ -269,7 +269,7 @@ class BatchRun:
         )
 
     async def _answer(self, line: InputLine) -> None:
-        await self._writer.put(await self._result(line))
+        await self._writer.add(await self._result(line))
         self._show_counts()
 
     async def _result(self, line: InputLine) -> LineResult:

@@ -244,9 +244,9 @@ class FileStore:
             for record in list(self._files.records.values()):
                 if record.expires_at <= now and self._user_of(record.id) is None:
                     self._remove(record)
-            oldest = now - self.quotas.days * _DAY_S
+            earliest_end = now - self.quotas.days * _DAY_S
             for batch in list(self._batches.records.values()):
-                if batch.has_ended and batch.times.get(batch.status, now) < oldest:
+                if batch.has_ended and batch.times.get(batch.status, now) < earliest_end:
                     self._batches.remove(batch.id)
 
 

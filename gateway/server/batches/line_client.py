@@ -64,7 +64,7 @@ class LineClient:
     def __init__(self, connect: Callable[[], Awaitable[Streams]]) -> None:
         self._connect = connect
         self._kept_streams: deque[Streams] = deque()
-        self._large = asyncio.Lock()
+        self._large_answers = asyncio.Lock()
 
     async def send(self, path: str, body: bytes, token: Secret | None) -> LineReply:
         """Send a request. token: None for a gateway without keys. Raises NotReady where the data
@@ -121,7 +121,7 @@ class LineClient:
             if size > _LARGE_BYTES:
                 break
         if size > _LARGE_BYTES:
-            async with self._large:
+            async with self._large_answers:
                 async for piece in pieces_of_body:
                     pieces.append(piece)
                     size += len(piece)

@@ -27,7 +27,7 @@ class RecordFolder(Generic[Record]):
     def __init__(self, folder: Path, kind: type[Record]) -> None:
         self.records: dict[str, Record] = {}
         self._folder = folder
-        self._kind = kind
+        self._kind: type[Record] = kind
 
     def load(self) -> None:
         """Read all records. A damaged record is logged and left out. Raises OSError."""

@@ -30,7 +30,7 @@ class ResultWriter:
     """Writes results, and knows the lines that have one.
 
     marks: a byte for each line, 1 where its result is on the disk.
-    completed, failed: numbers of results in the two files.
+    answer_count, error_count: numbers of results in the two files.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ResultWriter:
     ) -> None:
         """on_full: called where the quota has no room for more results."""
         self.marks = bytearray(record.total)
-        self.completed = self.failed = 0
+        self.answer_count = self.error_count = 0
         self._owner = record.owner
         self._store = store
         self._threads = threads
@@ -56,8 +56,8 @@ class ResultWriter:
 
     def open(self) -> None:
         """Open both files, and mark the lines that have results. Blocks. Raises OSError."""
-        self.completed = self._output.open(self.marks)
-        self.failed = self._errors.open(self.marks)
+        self.answer_count = self._output.open(self.marks)
+        self.error_count = self._errors.open(self.marks)
         for name, file in zip(self._names, (self._output, self._errors), strict=True):
             self._store.count_results(self._owner, name, file.size)
 
@@ -66,7 +66,7 @@ class ResultWriter:
         """Bytes of the output file and of the error file."""
         return self._output.size, self._errors.size
 
-    async def put(self, result: LineResult) -> None:
+    async def add(self, result: LineResult) -> None:
         """Write a result. Returns once it is on the disk."""
         future = asyncio.get_running_loop().create_future()
         self._pending.append((result, future))
@@ -140,9 +140,9 @@ class ResultWriter:
             for result in part:
                 self.marks[result.number] = 1
             if is_error:
-                self.failed += len(part)
+                self.error_count += len(part)
             else:
-                self.completed += len(part)
+                self.answer_count += len(part)
 
     async def close(self) -> None:
         """Close both files, and remove empty ones."""

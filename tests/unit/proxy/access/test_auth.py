@@ -347,7 +347,8 @@ def test_a_token_follows_its_key_and_ends_with_that_key() -> None:
     keys = Keys(Secret(ADMIN), None, [key])
     token, later_token = (keys.issue_token(key) for _ in range(2))
     keys.swap([replace(key, models=frozenset({"b"}), priority=7)])
-    for authorization in (b"Bearer " + each.reveal_bytes() for each in (token, later_token)):
+    for text in (token.reveal_bytes(), later_token.reveal_bytes()):
+        authorization = b"Bearer " + text
         caller = keys.check(authorization, "inference")
         assert (caller.models, caller.priority) == (frozenset({"b"}), 7)
         assert keys.allows(caller, "inference")
