@@ -101,15 +101,17 @@ def _figures(gateway: Gateway, id_: str, lines: int) -> Counter[str]:
 
 def _wait_for_answers(gateway: Gateway, id_: str) -> None:
     """Wait until more lines of a batch are answered, or it has ended."""
-    answered = _answered(gateway, id_)
+    former_count = _answer_count(gateway, id_)
     wait_for(
         "lines are answered",
-        lambda: _answered(gateway, id_) > answered or _batch(gateway, id_)["status"] in ENDS,
+        lambda: (
+            _answer_count(gateway, id_) > former_count or _batch(gateway, id_)["status"] in ENDS
+        ),
         5 * HANG_S,
     )
 
 
-def _answered(gateway: Gateway, id_: str) -> int:
+def _answer_count(gateway: Gateway, id_: str) -> int:
     return int(_batch(gateway, id_)["request_counts"]["completed"])
 
 
@@ -143,7 +145,7 @@ def kills(
             time.sleep(chance.uniform(0.0, pause_s))
             _kill(gateway, chance.choice(TARGETS))
             figures["kills"] += 1
-            sys.stderr.write(f"{figures['kills']} kills, {_answered(gateway, id_)} lines\n")
+            sys.stderr.write(f"{figures['kills']} kills, {_answer_count(gateway, id_)} lines\n")
             if _batch(gateway, id_)["status"] in ENDS:
                 figures += _figures(gateway, id_, lines)
                 figures["batches"] += 1

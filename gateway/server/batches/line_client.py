@@ -24,7 +24,7 @@ from gateway.secret import Secret, bearer_line
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Answers beyond this size are received one at a time, so that memory is bounded.
 _LARGE_BYTES = 1024 * 1024
-_MAX_KEPT = 256
+_MAX_IDLE_STREAMS = 256
 _BATCH_CLASS = b"%d" % PRIORITIES["batch"]
 
 
@@ -105,7 +105,7 @@ class LineClient:
         except httptools.HttpParserError:
             raise UpstreamError("The answer is no HTTP.", hint="Try again.") from None
         finally:
-            if is_complete and len(self._kept_streams) < _MAX_KEPT and _is_kept(answer):
+            if is_complete and len(self._kept_streams) < _MAX_IDLE_STREAMS and _is_kept(answer):
                 self._kept_streams.append(streams)
             else:
                 writer.transport.abort()
