@@ -71,7 +71,8 @@ _CHANGE_SUFFIX = re.compile(
 _SENTENCE = re.compile(r"(?:[.;!?](?=\s|\Z)|\n)\s*")
 _FLAG = r"--[a-z][a-z0-9]{0,40}(?:[-_.][a-z0-9]{1,40}){0,8}"
 _OBJECT = re.compile(
-    rf"(?<![\w-])(?P<flag>{_FLAG})(?:=(?P<value>[\w.:/+-]*\w))?"
+    rf"(?<![\w-])(?P<flag>{_FLAG})"
+    r"(?:=(?P<value>[\w.:/+-]*\w)| (?P<value4>[\w.:/+-]*\w)(?=[`'\"]))?"
     r"|\b(?P<variable>[A-Z][A-Z0-9]{1,40}(?:_[A-Z0-9]{1,40}){1,12})"
     r"(?:\s?=\s?(?P<value2>[\w.:/+-]*\w))?"
     r"|(?<![\w./-])(?P<setting>[a-z][a-z0-9]{0,40}(?:_[a-z0-9]{1,40}){1,8})"
@@ -86,6 +87,14 @@ _DEBUG_SETTING = re.compile(
     r"_DEBUG|DEBUG_|LAUNCH_BLOCKING|SERIALIZE_KERNEL|_DSA\b|LOG(?:GING)?_|_LOGS?\b|TRACE"
     r"|VERBOSE|trust-remote-code|\Ahelp\Z|local_files_only|VERSION_CHECK"
 )
+# A setting in plain words behind a verb that asks for more or less of it.
+_WORDED_REQUEST = re.compile(
+    rf"\b(?:(?P<raise>{_VERBS['raise']})|(?:{_VERBS['lower']})) (?:the |your |its )?"
+    r"(?P<words>[a-z]{2,20}(?:[ -][a-z]{2,20}){1,5})",
+    re.IGNORECASE,
+)
+_SENTENCE_BEGIN = re.compile(r"(?:\A|[.;:!?]\s+)\Z")
+_SHORT_WORDS = {"length": "len", "sequences": "seqs", "maximum": "max", "number": "num"}
 _NUMBER = r"[\[(=: ]{0,3}(\d[\d,]*(?:\.\d+)?)[)\]]?"
 _NAME = rf"[`'\"]?(?<![\w-])({_FLAG}|[a-z][a-z0-9]{{0,40}}(?:_[a-z0-9]{{1,40}}){{1,8}})[`'\"]?"
 _LOWER_BOUND_WORDS = (
@@ -147,10 +156,15 @@ _MAX_MESSAGE_CHARACTERS = 2000
 
 
 class KnownFlags(NamedTuple):
-    """The flags of an engine, without dashes. is_complete: its version has no other."""
+    """The flags of an engine, without dashes.
+
+    is_complete: its version has no other.
+    variables: of its environment.
+    """
 
     names: frozenset[str] = frozenset()
     is_complete: bool = False
+    variables: frozenset[str] = frozenset()
 
 
 class _Change(NamedTuple):
@@ -191,6 +205,12 @@ def advice_of_message(
         if flag_change.name not in named_limits
     ]
     removals = (f"Remove {match['path']}." for match in _REMOVAL.finditer(message))
+    named_settings = named_limits.union(change.name for change in changes)
+    changes += [
+        worded_change
+        for worded_change in _worded_changes(message, flags)
+        if worded_change.name not in named_settings
+    ]
     lines = [*map(str, limits), *_packages(message, packages), *map(str, changes), *removals]
     return tuple(dict.fromkeys(lines))[:_MAX_STEPS]
 
@@ -228,7 +248,8 @@ def _advised_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
         sentence = message[start:end]
         for match in _OBJECT.finditer(sentence):
             name = _setting_name(match, flags)
-            value = match["value"] or match["value2"] or match["value3"] or ""
+            values = (match["value"], match["value2"], match["value3"], match["value4"])
+            value = next(filter(None, values), "")
             if name is None or _DEBUG_SETTING.search(name.strip("-")):
                 continue
             if earlier_change := change_by_name.get(name):
@@ -242,6 +263,37 @@ def _advised_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
                 continue
             change_by_name[name] = _Change(change, name, value if change == "set" else "")
     yield from change_by_name.values()
+
+
+def _worded_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
+    """The changes of settings that a message asks for in plain words: "increase the block size"."""
+    for match in _WORDED_REQUEST.finditer(message):
+        before = message[: match.start()]
+        if not (_SENTENCE_BEGIN.search(before) or _REQUEST_PREFIX.search(before)):
+            continue
+        words = [_SHORT_WORDS.get(word, word) for word in re.split("[ -]", match["words"].lower())]
+        if name := _worded_setting(words, flags):
+            yield _Change("raise" if match["raise"] else "lower", name)
+
+
+def _worded_setting(words: list[str], flags: KnownFlags) -> str:
+    """The one flag or variable whose name has the first of these words; empty without one.
+
+    Two words must be the whole name, and of more words the name may have two others.
+    """
+    names = {f"--{flag}": flag.split("-") for flag in flags.names}
+    names |= {name: name.lower().split("_")[1:] for name in flags.variables}
+    for count in range(len(words), 1, -1):
+        first_words = set(words[:count])
+        others = {
+            name: len(parts) - count
+            for name, parts in names.items()
+            if first_words <= set(parts) and len(parts) - count <= (2 if count > 2 else 0)
+        }
+        nearest = [name for name, number in others.items() if number == min(others.values())]
+        if len(nearest) == 1:
+            return nearest[0]
+    return ""
 
 
 def _setting_name(match: re.Match[str], flags: KnownFlags) -> str | None:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from gateway.diagnosis import remedy
 from gateway.diagnosis.advice import KnownFlags, advice_of_message
+from gateway.diagnosis.clues.backends import implementation
+from gateway.diagnosis.clues.distributions import Distributions
 from gateway.diagnosis.clues.features import FailureCode, Features, VersionSettings
 from gateway.diagnosis.clues.folders import ComponentFolders
 from gateway.diagnosis.clues.switches import off_switch
@@ -64,6 +66,8 @@ _CODE_KINDS = frozenset(
 )
 _FAULT_KINDS = frozenset({"kernel_runtime", "multimodal", "tokenizer", "unknown"})
 _MAX_SETTINGS = 3
+# So many steps are read first.
+_MIN_STEPS = 2
 # The innermost frames that may name the component that failed, and the part of the engine.
 _COMPONENT_FRAMES, _PART_FRAMES = 8, 3
 # A step that names settings, and no change of them.
@@ -128,7 +132,7 @@ class Cures:
         self.is_narrowed = False
         self.remedies = {row.kind: row for row in reversed(rows.remedies)}
         self._packages = frozenset(name for row in rows.packages for name in row.names)
-        self._distributions = {row.module: row.distribution for row in rows.imports}
+        self._distributions = Distributions(rows.imports, self._packages)
         self._lines = IndexedRows((row, row.pattern) for row in rows.circumstances if row.pattern)
         self._frames = _compile_patterns((row, row.frames) for row in rows.circumstances)
         self._messages = _compile_patterns((row, row.message) for row in rows.circumstances)
@@ -228,7 +232,8 @@ class Cures:
     def feature(
         self, engine: str | None, version: str, shape: Shape, options: StartOptions
     ) -> dict[str, Scalar]:
-        """The `feature` whose code failed, with its `feature_switch` in this version.
+        """The `feature` whose code failed, with its `feature_switch` in this version, and the flag
+        that chooses the implementation of the failing part, as `backend_flag`.
 
         `switch_version`: the described version that names the switch, where it is another one.
         """
@@ -240,7 +245,7 @@ class Cures:
         values = self._features.locate(code)
         if values and settings.version != version:
             values["switch_version"] = f"{engine} {settings.version}"
-        return values
+        return values | implementation(shape.frames, settings, options)
 
     def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
         """The flags of an engine's described versions that can stand for a refused one."""
@@ -285,7 +290,12 @@ class Cures:
         """The steps that a message itself asks for, with the flags that the engine has."""
         flags = self.rows.names(engine, "flags") if engine else {}
         flag_names = flags.get(version) or frozenset[str]().union(*flags.values())
-        engine_flags = KnownFlags(flag_names, is_complete=version in flags)
+        variables = self.rows.names(engine, "user_env") if engine else {}
+        engine_flags = KnownFlags(
+            flag_names,
+            is_complete=version in flags,
+            variables=variables[_nearest_version(version, variables)] if variables else frozenset(),
+        )
         return advice_of_message(message, engine_flags, self._packages)
 
     def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:
@@ -313,10 +323,20 @@ class Cures:
         )
         return {"settings": ", ".join((*flags, *other_settings))} if flags or other_settings else {}
 
-    def distribution(self, module: str) -> dict[str, Scalar]:
-        """The `distribution` of a module that has another name than it."""
-        name = self._distributions.get(module.partition(".")[0])
-        return {"distribution": name} if name else {}
+    def distributions(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """The distributions of the modules in the values of a case.
+
+        `distribution`: of the missing or failing module, where it has another name. `known_module`:
+        an engine names the module's distribution. `importing_distribution`: of a package whose own
+        code failed as it was imported.
+        """
+        module = str(values.get("package", "")) or str(values.get("raising_package", ""))
+        names: dict[str, Scalar] = {
+            "distribution": self._distributions.other_name(module),
+            "known_module": "yes" if self._distributions.name(module) else "",
+            "importing_distribution": self._distributions.name(str(values.get("importing", ""))),
+        }
+        return {name: value for name, value in names.items() if value}
 
     def flag_of_setting(self, engine: str | None, setting: str) -> dict[str, Scalar]:
         """The flag of the engine that sets a variable of its program, as `exceeded_flag`."""
@@ -440,23 +460,30 @@ def _steps_and_advice(
 ) -> tuple[tuple[str, ...], str]:
     """The steps for a case, the most specific first, and the one that is shown with its message.
 
-    A row with a text and steps of its own needs neither the general steps nor other advice.
+    Two steps of a row with a text need no general steps, and what the message itself asks for
+    stands behind them.
     """
     is_text_row = isinstance(row, TextSignature)
     own_steps = remedy.fill_steps(row.steps, case)
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
     leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
-    advised = () if is_text_row and (own_steps or row_advice) else case.advice
+    advised, late_advice = ((), case.advice) if is_text_row else (case.advice, ())
     step_texts = (*advised, *leading)
-    step_texts += (*own_steps, *trailing) if is_text_row else (*trailing, *own_steps)
-    suffices = is_text_row and bool(own_steps)
+    step_texts += (
+        (*own_steps, *(late_advice if own_steps else ()), *trailing)
+        if is_text_row
+        else (*trailing, *own_steps)
+    )
+    suffices = is_text_row and bool(own_steps) and len(_distinct(step_texts)) >= _MIN_STEPS
     if not suffices:
         is_replaced = any(lever.replaces for lever in levers)
         general_steps = () if is_replaced else remedy.fill_steps(kind.steps, case)
         # Advice for this case goes before the general steps of its kind.
         if row_advice and not remedy.repeats((*step_texts, *general_steps), row_advice):
             step_texts += (row_advice,)
-        step_texts += general_steps
+        step_texts += general_steps[:1]
+        step_texts += () if own_steps else late_advice
+        step_texts += general_steps[1:]
     named_flags = set(_FLAG.findall(" ".join(advised)))
     steps = _distinct([step for step in step_texts if not _is_vague(step, named_flags)])
     case_advice = () if suffices else (*advised, *leading, *trailing)

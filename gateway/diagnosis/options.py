@@ -88,6 +88,10 @@ _PLACES = frozenset(
         "dtype",
     }
 )
+# Options of the model itself or of the server's role: no start of it can leave them out.
+MODEL_OPTIONS = frozenset(
+    {"quantization", "load-format", "tokenizer-mode", "config-format", "disaggregation-mode"}
+)
 # Words of names that belong to no field.
 _COMMON_WORDS = frozenset(
     [
@@ -261,6 +265,23 @@ class StartOptions:
             if flag in _FEATURES and _NUMBER.fullmatch(value) and _is_partly_named(flag, lower_text)
         ]
         return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(flags))[:_MAX_FLAGS])
+
+    def chosen_option(self, text: str) -> str:
+        """The option of this start of which a text has a word of the name and one of the value, as
+        a flag: the code of a choice is named after both. Empty without one.
+        """
+        lower_text = text.lower()
+        for flag, value in self._set_options().items():
+            words = [set(_option_words("", part.replace("-", "_"))) for part in (flag, value)]
+            is_plain = value.strip("'\"").replace("_", "").isalnum()
+            if (
+                is_plain
+                and flag not in MODEL_OPTIONS
+                and not words[0] & words[1]
+                and all(any(word in lower_text for word in part) for part in words)
+            ):
+                return f"--{flag}"
+        return ""
 
     def variable_about(self, text: str) -> tuple[str, str]:
         """A variable that this start sets and whose part of the engine a text names, with its

@@ -316,6 +316,9 @@ class LogVerdict:
         values |= cures.off_switch(engine, version, shape)
         values |= cures.feature(engine, version, shape, self._evidence.options)
         values |= held_by_others(values) | conclude(shape.message, values)
+        advice = self._advice(engine, version, texts)
+        if any(step.startswith("Install ") for step in advice):
+            values["asked_package"] = "yes"
         return Case(
             kind=row.kind,
             phase=candidate.phase,
@@ -323,9 +326,7 @@ class LogVerdict:
             values=values,
             options=self._evidence.options,
             advice=tuple(
-                step
-                for step in self._advice(engine, version, texts)
-                if "one_rank" not in values or not _LESS_RANKS.match(step)
+                step for step in advice if "one_rank" not in values or not _LESS_RANKS.match(step)
             ),
             failing=failing,
             settings=cures.version_settings(engine, version),
@@ -365,8 +366,7 @@ class LogVerdict:
         own_kinds = (engine.partition("-")[0],) if engine else ENGINES
         if package.partition(".")[0] in own_kinds:
             values["own_part"] = values.pop("package")
-        if module := package or str(values.get("raising_package", "")):
-            values |= cures.distribution(module)
+        values |= cures.distributions(values)
         if architecture := values.get("architecture"):
             values |= cures.having_architecture(engine, version, architecture)
         if setting := values.get("exceeded_setting"):
@@ -385,6 +385,9 @@ class LogVerdict:
         options = self._evidence.options
         values: dict[str, Scalar] = {
             "named": options.options_in(shape.message),
+            "chosen": options.chosen_option(
+                " ".join((shape.message, *shape.frames[-3:], shape.source))
+            ),
             "features": options.features,
             "related": options.options_about(
                 " ".join((shape.message, *shape.frames[-2:], shape.source))

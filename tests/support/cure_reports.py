@@ -11,6 +11,7 @@ from typing import Any
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Failure
+from gateway.profiles.profiles import Profiles
 from tests.support.engine_logs import log_of_row
 from tests.support.paths import LOGS
 from tests.support.yaml_file import read_yaml
@@ -24,3 +25,8 @@ def measure(report: dict[str, Any], signatures: Signatures) -> tuple[Failure, in
     return failure, sum(
         any(re.search(words, step) for words in report["helps"]) for step in failure.steps[:2]
     )
+
+
+def steps_of(report: dict[str, Any]) -> tuple[str, ...]:
+    """The steps for a report by the shipped rows."""
+    return measure({"helps": (), **report}, Profiles().signatures)[0].steps

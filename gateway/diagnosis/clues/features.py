@@ -13,19 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from gateway.diagnosis.clues.frames import OWN_FRAME, WAY
 from gateway.diagnosis.clues.switches import off_switch
-from gateway.diagnosis.options import StartOptions
+from gateway.diagnosis.options import MODEL_OPTIONS, StartOptions
 from gateway.diagnosis.signature import Feature, FeatureSwitch
 from gateway.domain import Scalar
 from gateway.domain.release import release
 
-# Frames on the way of every call, which say nothing of the part.
-_WAY = re.compile(
-    r"(?:\A|/)(?:torch/(?:nn/modules/|utils/|_ops\.py|_library/|library\.py|jit/"
-    r"|_dynamo/(?:eval_frame|external_utils)|cuda/graphs\.py)"
-    r"|(?:contextlib|functools|threading|runpy)\.py|concurrent/|asyncio/)|/tracing/otel\.py"
-)
-_OWN_FRAME = re.compile(r"(?:\A|/)(?:vllm|sglang)/")
 # A part that only a name shows is in this many of the innermost frames.
 _NAME_REACH = 4
 _MAX_FRAMES = 60
@@ -33,10 +27,6 @@ _MAX_FRAMES = 60
 _WRAPPERS = frozenset({"cuda-graph", "cuda-graph-padding"})
 # A shorter name may stand in any other.
 _MIN_PART_CHARACTERS = 7
-# Options of the model itself or of the server's role: no start of it can leave them out.
-_MODEL_OPTIONS = frozenset(
-    {"quantization", "load-format", "tokenizer-mode", "config-format", "disaggregation-mode"}
-)
 # Libraries with kernels of many parts: an option that names one chose it only for its own part.
 _KERNEL_LIBRARY = re.compile("triton|flashinfer|cutlass", re.IGNORECASE)
 _VERB = re.compile(r"\A(?P<verb>(?:enforce-)?disable|enable|)-?(?P<part>\w+(?:-\w+)*)\Z")
@@ -129,7 +119,7 @@ class Features:
 
         Empty where no frame is of a part with a switch that this version takes.
         """
-        code_frames = [frame for frame in code.frames if not _WAY.search(frame)][-_MAX_FRAMES:]
+        code_frames = [frame for frame in code.frames if not WAY.search(frame)][-_MAX_FRAMES:]
         frames = list(enumerate(reversed(code_frames)))
         row_matches = (self._find_rows(code, *frame, is_standalone=True) for frame in frames)
         part_matches = (self._find_parts(code, *frame) for frame in frames)
@@ -140,7 +130,7 @@ class Features:
     def _find_parts(self, code: FailureCode, depth: int, frame: str) -> Iterator[tuple[str, str]]:
         """The features of one frame with their switches: those of rows first."""
         yield from self._find_rows(code, depth, frame, is_standalone=False)
-        if depth <= _NAME_REACH and _OWN_FRAME.search(frame):
+        if depth <= _NAME_REACH and OWN_FRAME.search(frame):
             yield from _parts_by_name(frame, code)
             yield from _parts_by_value(frame, code)
 
@@ -216,7 +206,7 @@ def _parts_by_value(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
     file = frame.rpartition(":")[0].rpartition("/")[2].lower()
     for flag, value in code.options.options_of_value(file):
         is_default = str(code.settings.flags.get(flag, {}).get("default")) == value
-        if flag in _MODEL_OPTIONS or is_default or _KERNEL_LIBRARY.search(value):
+        if flag in MODEL_OPTIONS or is_default or _KERNEL_LIBRARY.search(value):
             continue
         if code.settings.takes(FeatureSwitch(setting=f"omit --{flag}"), code.options):
             yield f"{value} of --{flag}", f"omit --{flag}"

@@ -70,10 +70,10 @@ COMPLAINT = re.compile(
     r"|not (?:\w+ )?support|nsupported|nvalid|nable"
     r" to|ismatch|denied|efused|issing|ncompatib|nrecognized|nexpected|do(?:es)? not|n't "
     r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|never"
-    r" |undefined|no longer|navailable|evicted"
+    r" |undefined|no longer|navailable|evicted|not permitted"
 )
 # A line without a level must be clearer: SGLang prints information so.
-FAILURE_WORD = re.compile(r"rror\b|ailed|atal|xception|Killed")
+FAILURE_WORD = re.compile(r"rror\b|ailed|atal|xception|Killed|: Operation not permitted")
 # An error by its level or its own words, not a text of a user about it.
 ERROR_WORD = re.compile(
     r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:"

@@ -10,8 +10,9 @@ from gateway.profiles.profiles import Profiles
 from tests.support.cure_reports import REPORTS
 
 NAMES = Profiles().signatures.cures.rows.names
+VARIABLES = frozenset({"VLLM_FROB_WORKSPACE_BUFFER_SIZE", "VLLM_FROB_SIZE"})
 FLAGS = {
-    kind: KnownFlags(NAMES(kind, "flags")[version], is_complete=True)
+    kind: KnownFlags(NAMES(kind, "flags")[version], is_complete=True, variables=VARIABLES)
     for kind, version in (("vllm", "0.33.0"), ("sglang", "0.5.23"))
 }
 PACKAGES = frozenset({"vllm", "frob-cache", "frob", "frobinfer", "frobcore", "frobtok"})
@@ -54,6 +55,20 @@ UNKNOWN = (
             ["Lower --max-running-requests."],
         ),
         ("vllm", "Try increasing `gpu_memory_utilization`.", ["Raise --gpu-memory-utilization."]),
+        (
+            "sglang",
+            "Frob needs another GPU. Please use `--attention-backend flashinfer`.",
+            ["Set --attention-backend=flashinfer: the line asks for it."],
+        ),
+        (
+            "vllm",
+            "The buffer is full. Increase the workspace buffer size.",
+            ["Raise VLLM_FROB_WORKSPACE_BUFFER_SIZE."],
+        ),
+        ("vllm", "Please reduce the max model length.", ["Lower --max-model-len."]),
+        ("vllm", "Please reduce the size.", []),
+        ("vllm", "Frob increases the block size.", []),
+        ("vllm", "You can increase the workspace memory.", []),
         (
             "vllm",
             "Not with this one. To fix use --all2all-backend=frob or --all2all-backend=frab.",

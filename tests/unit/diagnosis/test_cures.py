@@ -27,6 +27,7 @@ _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 # Flags of docker, nvidia-smi, git and fitserve itself, in steps about the machine.
 FOREIGN = {
     "allow-remote-code",
+    "cap-add",
     "device",
     "engine",
     "gpu-reset",
@@ -106,7 +107,8 @@ def test_each_condition_of_a_cure_is_known_somewhere() -> None:
     known_texts |= {"beyond_home", "enough_free", "folder_variable", "local_copy", "one_channel"}
     known_texts |= {"raising_package", "switch", "switch_named", "refused_value", "exceeded_flag"}
     known_texts |= {"own_variable", "zero_option", "own_memory", "unsplit", "dumped", "callee"}
-    known_texts |= {"feature", "distribution"}
+    known_texts |= {"feature", "distribution", "known_module", "asked_package", "backend_flag"}
+    known_texts |= {"chosen"}
     known_texts |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
     conditions = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
     conditions |= {
