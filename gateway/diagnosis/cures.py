@@ -542,6 +542,9 @@ def _ends_in_engine(shape: Shape) -> bool:
 def _lever_holds(lever: Lever, case: Case) -> bool:
     if lever.kinds and case.kind not in lever.kinds:
         return False
+    # Most levers end here, before anything is made for them.
+    if lever.when and case.values.keys().isdisjoint(lever.when):
+        return False
     version = str(case.values.get("engine_version", "")).rpartition(" ")[2]
     if lever.fixed and version and release(version) >= release(lever.fixed):
         return False

@@ -81,6 +81,7 @@ _PLACES = frozenset(
         "tokenizer",
         "tokenizer-path",
         "served-model-name",
+        "disaggregation-mode",
         "host",
         "port",
         "download-dir",
@@ -271,12 +272,14 @@ class StartOptions:
         a flag: the code of a choice is named after both. Empty without one.
         """
         lower_text = text.lower()
-        for flag, value in self._set_options().items():
+        for flag, value in self._values.items():
+            # Names of choices stand in quotes.
+            if value[:1] != "'" or flag in _PLACES or flag in MODEL_OPTIONS:
+                continue
             words = [set(_option_words("", part.replace("-", "_"))) for part in (flag, value)]
             is_plain = value.strip("'\"").replace("_", "").isalnum()
             if (
                 is_plain
-                and flag not in MODEL_OPTIONS
                 and not words[0] & words[1]
                 and all(any(word in lower_text for word in part) for part in words)
             ):

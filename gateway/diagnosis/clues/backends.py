@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 # The innermost frames that may be of the part.
 _REACH = 3
-_FLAG = re.compile(r"\A(?P<part>[a-z0-9]+(?:-[a-z0-9]+){0,3})-backend\Z")
+_SUFFIX = "-backend"
 # Words of flags that folders have in another form.
 _FORMS = {"attn": "attention"}
 # Implementations for every GPU and model. Others are for single ones.
 _GENERAL = re.compile(
-    r"(?:auto|native|torch|pytorch|torch_native|triton|triton_attn|flash_attn|flashinfer|cutlass"
+    r"(?:native|torch|pytorch|torch_native|triton|triton_attn|flash_attn|flashinfer|cutlass"
     r"|flashinfer_cutlass|marlin)\Z",
     re.IGNORECASE,
 )
@@ -43,11 +43,14 @@ def implementation(
     where no frame is of a part with such a flag, or where the flag has no other choice.
     """
     own_frames = [frame for frame in frames if OWN_FRAME.search(frame) and not WAY.search(frame)]
+    if not own_frames:
+        return {}
     flags = [
-        (match["part"], flag, spec)
-        for flag, spec in settings.flags.items()
-        if (match := _FLAG.match(flag)) and spec.get("choices") and not spec.get("ours")
+        (flag[: -len(_SUFFIX)], flag, settings.flags[flag])
+        for flag in settings.flags
+        if flag[-len(_SUFFIX) :] == _SUFFIX
     ]
+    flags = [item for item in flags if item[2].get("choices") and not item[2].get("ours")]
     for frame in reversed(own_frames[-_REACH:]):
         words = _words(frame)
         parts = [

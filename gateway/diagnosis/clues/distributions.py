@@ -1,4 +1,4 @@
-"""The distribution that has a module: a message names modules, and a command installs distributions.
+"""The distribution of a module: messages name modules, and commands install distributions.
 
 The rows are data: profiles/failures/imports.yaml has modules with another name than their
 distribution, packages.yaml the distributions that engines name. Pure.

@@ -406,6 +406,45 @@ def test_the_first_steps_of_a_public_report_help(report: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
+    ("line", "capability"),
+    [
+        ("set_mempolicy: Operation not permitted", "SYS_NICE"),
+        ("pidfd_getfd: Operation not permitted", "SYS_PTRACE"),
+        ("mlockall failed: Operation not permitted", "IPC_LOCK"),
+        ("unshare failed: Operation not permitted", "SYS_ADMIN"),
+    ],
+)
+def test_a_refused_system_call_names_the_capability_that_allows_it(
+    line: str, capability: str
+) -> None:
+    wrapper = "RuntimeError: Engine core initialization failed. See root cause above."
+    failure = read(line, "Traceback (most recent call last):", wrapper, engine="vllm==0.33.0")
+    assert failure.kind == "permission"
+    assert f"--cap-add {capability}" in failure.steps[0]
+
+
+def test_a_refused_system_call_is_no_cause_beside_another_error() -> None:
+    log = ["get_mempolicy: Operation not permitted", "KeyError: 'frob'"]
+    assert read(*log, engine="vllm==0.33.0").kind != "permission"
+
+
+def test_a_row_with_one_step_gets_the_general_steps_of_its_kind() -> None:
+    failure = read("exec /usr/bin/python3: exec format error")
+    assert failure.kind == "platform"
+    assert len(failure.steps) >= 2
+
+
+def test_what_a_message_asks_for_stands_behind_the_steps_of_its_row() -> None:
+    failure = read(
+        "Traceback (most recent call last):",
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
+        " Please try lowering `max_num_seqs` or `gpu_memory_utilization`.",
+        engine="vllm==0.33.0",
+    )
+    assert "Lower --max-num-seqs." in failure.steps
+
+
+@pytest.mark.parametrize(
     ("line", "frames", "first", "never"),
     [
         (

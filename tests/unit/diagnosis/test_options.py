@@ -54,6 +54,26 @@ def test_features_are_optional_flags_of_the_start() -> None:
     assert options("").features == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ("sglang/srt/layers/attention/frobber_backend.py:forward", "--attention-backend"),
+        ("sglang/srt/layers/attention/triton_backend.py:forward", ""),
+        ("sglang/srt/managers/frobber.py:run", ""),
+        ("sglang/srt/layers/quantization/frobbed_int4.py:apply", ""),
+    ],
+    ids=["name and value", "name alone", "value alone", "an option of the model"],
+)
+def test_the_chosen_option_has_its_name_and_its_value_in_the_failing_code(
+    text: str, flag: str
+) -> None:
+    option_set = options(
+        "server_args=ServerArgs(model_path='/m/frob', attention_backend='frobber',"
+        " quantization='frobbed_int4', max_running_requests=64)"
+    )
+    assert option_set.chosen_option(text) == flag
+
+
 def test_options_are_found_by_name_or_value_in_a_text() -> None:
     option_set = options(
         "non-default args: {'model': '/m/tokenizer', 'tokenizer_mode': 'mistral', 'load_format':"
