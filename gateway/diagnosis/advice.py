@@ -268,8 +268,8 @@ def _advised_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
 def _worded_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
     """The changes of settings that a message asks for in plain words: "increase the block size"."""
     for match in _WORDED_REQUEST.finditer(message):
-        before = message[: match.start()]
-        if not (_SENTENCE_BEGIN.search(before) or _REQUEST_PREFIX.search(before)):
+        prefix = message[: match.start()]
+        if not (_SENTENCE_BEGIN.search(prefix) or _REQUEST_PREFIX.search(prefix)):
             continue
         words = [_SHORT_WORDS.get(word, word) for word in re.split("[ -]", match["words"].lower())]
         if name := _worded_setting(words, flags):
@@ -279,18 +279,20 @@ def _worded_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
 def _worded_setting(words: list[str], flags: KnownFlags) -> str:
     """The one flag or variable whose name has the first of these words; empty without one.
 
-    Two words must be the whole name, and of more words the name may have two others.
+    Two words must be the whole name, and of more words the name may have two other_words.
     """
     names = {f"--{flag}": flag.split("-") for flag in flags.names}
     names |= {name: name.lower().split("_")[1:] for name in flags.variables}
     for count in range(len(words), 1, -1):
         first_words = set(words[:count])
-        others = {
+        other_words = {
             name: len(parts) - count
             for name, parts in names.items()
             if first_words <= set(parts) and len(parts) - count <= (2 if count > 2 else 0)
         }
-        nearest = [name for name, number in others.items() if number == min(others.values())]
+        nearest = [
+            name for name, number in other_words.items() if number == min(other_words.values())
+        ]
         if len(nearest) == 1:
             return nearest[0]
     return ""

@@ -139,6 +139,7 @@ class Cures:
         self._codes = _compile_patterns((row, row.code) for row in rows.circumstances)
         self._folders = ComponentFolders(rows.folders)
         self._features = Features(rows.features)
+        self._variables: dict[tuple[str, str], frozenset[str]] = {}
 
     def select_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Cures:
         """Cures by these rows, which name only these versions of each kind of engine."""
@@ -290,13 +291,24 @@ class Cures:
         """The steps that a message itself asks for, with the flags that the engine has."""
         flags = self.rows.names(engine, "flags") if engine else {}
         flag_names = flags.get(version) or frozenset[str]().union(*flags.values())
-        variables = self.rows.names(engine, "user_env") if engine else {}
         engine_flags = KnownFlags(
             flag_names,
             is_complete=version in flags,
-            variables=variables[_nearest_version(version, variables)] if variables else frozenset(),
+            variables=self._variables_near(engine, version),
         )
         return advice_of_message(message, engine_flags, self._packages)
+
+    def _variables_near(self, engine: str | None, version: str) -> frozenset[str]:
+        """The variables of an engine's version, or of the described one next to it."""
+        key = (engine or "", version)
+        if key not in self._variables:
+            names_by_version = self.rows.names(engine, "user_env") if engine else {}
+            self._variables[key] = (
+                names_by_version[_nearest_version(version, names_by_version)]
+                if names_by_version
+                else frozenset()
+            )
+        return self._variables[key]
 
     def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:
         """The settings that a message names, as `settings`: flags of the engine first.
@@ -460,8 +472,8 @@ def _steps_and_advice(
 ) -> tuple[tuple[str, ...], str]:
     """The steps for a case, the most specific first, and the one that is shown with its message.
 
-    Two steps of a row with a text need no general steps, and what the message itself asks for
-    stands behind them.
+    Two steps of a row with a text need no general steps. The requests of the message stand behind
+    them.
     """
     is_text_row = isinstance(row, TextSignature)
     own_steps = remedy.fill_steps(row.steps, case)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The innermost frames that may be of the part.
 _REACH = 3
 _SUFFIX = "-backend"
+_SUFFIX_CHARACTERS = len(_SUFFIX)
 # Words of flags that folders have in another form.
 _FORMS = {"attn": "attention"}
 # Implementations for every GPU and model. Others are for single ones.
@@ -46,13 +47,13 @@ def implementation(
     if not own_frames:
         return {}
     flags = [
-        (flag[: -len(_SUFFIX)], flag, settings.flags[flag])
+        (flag[:-_SUFFIX_CHARACTERS], flag, settings.flags[flag])
         for flag in settings.flags
-        if flag[-len(_SUFFIX) :] == _SUFFIX
+        if flag[-_SUFFIX_CHARACTERS:] == _SUFFIX
     ]
     flags = [item for item in flags if item[2].get("choices") and not item[2].get("ours")]
     for frame in reversed(own_frames[-_REACH:]):
-        words = _words(frame)
+        words = _path_words(frame)
         parts = [
             (part, flag, spec)
             for part, flag, spec in flags
@@ -72,15 +73,15 @@ def _choices(
     file = frame.rpartition(":")[0].rpartition("/")[2]
     failed_names = [name for name in names if options.gives(flag, name) or _is_in(name, file)]
     failed_name = max(failed_names, key=len, default="")
-    others = [
+    other_names = [
         name for name in names if _GENERAL.match(name) and name.lower() != failed_name.lower()
     ]
-    others = [name for name in others if name != spec.get("default") or failed_name]
-    if not others:
+    other_names = [name for name in other_names if name != spec.get("default") or failed_name]
+    if not other_names:
         return {}
     values: dict[str, Scalar] = {
         "backend_flag": f"--{flag}",
-        "backend_choices": ", ".join(others[:_MAX_CHOICES]),
+        "backend_choices": ", ".join(other_names[:_MAX_CHOICES]),
     }
     return values | ({"failed_backend": failed_name} if failed_name else {})
 
@@ -91,7 +92,7 @@ def _is_in(name: str, file: str) -> bool:
     return len(letters) >= _MIN_CHARACTERS and letters in re.sub(r"[^a-z0-9]", "", file.lower())
 
 
-def _words(frame: str) -> set[str]:
+def _path_words(frame: str) -> set[str]:
     """The words of a frame's folders and file, in the forms of flags too."""
     path = frame.rpartition(":")[0].removesuffix(".py")
     words = {word.lower() for word in re.split(r"[/_]", path)}

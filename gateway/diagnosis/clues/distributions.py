@@ -26,7 +26,7 @@ class Distributions:
     def name(self, module: str) -> str:
         """The distribution of a module; empty if no engine names one.
 
-        Whoever installs an unknown name may install the package of a stranger.
+        An unknown name can be the package of a stranger.
         """
         root = module.partition(".")[0]
         if name := self._names.get(root):

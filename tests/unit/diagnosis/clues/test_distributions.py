@@ -51,17 +51,19 @@ def test_a_module_that_no_engine_names_is_never_installed_by_its_name() -> None:
     assert not any(step.startswith("Install frobpkg") for step in steps)
 
 
-def imported(raised: str) -> tuple[str, ...]:
+def import_failure(raised: str) -> tuple[str, ...]:
     frames = ["vllm/multimodal/video.py:<module>", "cv2/__init__.py:<module>"]
     return steps_of({"engine": "vllm==0.33.0", "frames": frames, "raises": raised})
 
 
 def test_a_package_that_failed_at_its_import_is_named_by_its_distribution() -> None:
-    steps = imported("ImportError: cannot import name 'frob' from 'cv2.core' (unknown location)")
+    steps = import_failure(
+        "ImportError: cannot import name 'frob' from 'cv2.core' (unknown location)"
+    )
     assert any("opencv-python-headless" in step for step in steps[:2])
     assert not any(step.startswith("Install cv2") for step in steps)
 
 
 def test_no_package_is_reinstalled_for_a_library_of_the_system() -> None:
-    steps = imported("ImportError: libxcb.so.1: cannot open shared object file: No such file")
+    steps = import_failure("ImportError: libxcb.so.1: cannot open shared object file: No such file")
     assert not any(step.startswith(("Install opencv", "Install cv2")) for step in steps[:2])
