@@ -15,7 +15,7 @@ from gateway.profiles.profiles import Profiles
 from tests.conformance.moe_questions import CAPABILITIES
 from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
 from tests.support.examples import examples
-from tests.support.versions import NEWEST_VLLM, VLLM
+from tests.support.versions import NEWEST_VLLM, VLLM, since
 
 RULES = {version: read_rules(MoeRules, "moe", version) for version in VLLM}
 
@@ -114,6 +114,34 @@ def test_routers_in_float32_keep_a_kernel_from_models(family: str) -> None:
     other_shape = shape._replace(family="qwen3_moe", routing="renormalize")
     assert choose_moe(RULES["0.18.0"], other_shape, "10.0").kernel == "FLASHINFER_TRTLLM"
     assert choose_moe(RULES["0.18.0"], shape._replace(family=family), "10.0").kernel == "TRITON"
+
+
+# bitsandbytes.py of 0.26.0, which 0.33.0 does not have.
+@pytest.mark.parametrize("version", [version for version in VLLM if not since(version, "0.33")])
+def test_experts_in_bitsandbytes_are_unpacked_for_triton_and_those_of_gpt_oss_refused(
+    version: str,
+) -> None:
+    shape = MoeShape(
+        hidden=2048,
+        intermediate=768,
+        experts=128,
+        scheme=Scheme(kind="bnb", bits=4),
+        origin="bitsandbytes",
+        dtype="bfloat16",
+        function="silu",
+        routing="renormalize",
+        family="qwen3_moe",
+    )
+    choice = choose_moe(RULES[version], shape, "8.9")
+    assert (choice.status, choice.kernel, choice.method) == (
+        "ok",
+        "TRITON",
+        "BitsAndBytesMoEMethod",
+    )
+    assert choose_moe(RULES[version], shape, "8.9", forced_backend="marlin").kernel == "TRITON"
+    refused = choose_moe(RULES[version], shape._replace(family="gpt_oss", bias=True), "8.9")
+    assert (refused.status, refused.kernel) == ("none", None)
+    assert "without weights" in refused.refusals[0].reason
 
 
 def test_a_width_of_352_is_padded_for_marlin_since_a_version_and_uses_triton_before() -> None:
