@@ -11,6 +11,7 @@ import functools
 import importlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,6 +22,15 @@ from ...inside.meta import Group, folder_of, meta_mode
 _WEIGHTLESS_SETTINGS = {"load_format": "dummy", "skip_tokenizer_init": True}
 # The executor of the ranks where the command line names none.
 _EXECUTOR = {"distributed_executor_backend": "mp"}
+
+
+class _Tokenizer:
+    """Tokenizer of model classes that look up a token as they are built: each is token 0."""
+
+    vocab: Mapping[str, int] = defaultdict(int)
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        return [0]
 
 
 @functools.cache  # reading the configurations takes most of a second
@@ -91,6 +101,19 @@ def prepare() -> None:
                 reasoning.ReasoningParserManager.get_reasoning_parser(name)
 
         reasoning.ReasoningConfig.initialize_token_ids = check_parser
+    give_tokenizer()
+
+
+def give_tokenizer() -> None:
+    """Give model classes a tokenizer, of which `skip_tokenizer_init` leaves none.
+
+    Preprocessors keep the engine's own function: they say that there is no tokenizer.
+    """
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("vllm.multimodal.registry")
+        for name in ("vllm.tokenizers", "vllm.tokenizers.registry"):
+            tokenizers: Any = importlib.import_module(name)
+            tokenizers.cached_tokenizer_from_config = lambda *_, **__: _Tokenizer()
 
 
 def forget_backends() -> None:
