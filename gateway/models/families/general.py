@@ -260,8 +260,8 @@ def _low_rank_attention(
 ) -> tuple[list[Built], AttentionGroup]:
     """Low-rank queries and outputs with a single KV head, as in DeepSeek-V4.
 
-    Outputs pass the low rank in groups of heads. The cache counts as keys and values. Source:
-    vllm/models/deepseek_v41/attention.py of 0.32.0.
+    Outputs pass the low rank in groups of heads. The cache has one vector for keys and values.
+    Source: vllm/models/deepseek_v41/attention.py of 0.32.0, deepseek_v4/attention.py of 0.33.0.
     """
     rank, output_rank = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
     groups = fields.largest(("o_groups",), default=1)
@@ -274,7 +274,10 @@ def _low_rank_attention(
         ),
         Built(f"{path}.o_b_proj", numbers, groups * output_rank, (hidden,), "row"),
     ]
-    return linears, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=1, head_dim=size)
+    rope = fields.largest(("qk_rope_head_dim",), default=0)
+    return linears, AttentionGroup(
+        kind="mla", layers=1, heads=heads, kv_heads=1, head_dim=size, value_dim=size - rope
+    )
 
 
 def _latent(
