@@ -360,7 +360,6 @@ def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
 def _footprint_of(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
-    query = 1 + candidate.speculation.slots
     load = Workload(
         device=candidate.engine.device,
         rank=candidate.rank,
@@ -368,7 +367,9 @@ def _footprint_of(candidate: Candidate, batch: Batch) -> Footprint:
         seqs=batch.seqs.value,
         graphs=graphs,
         runner=runner,
-        query=query,
+        # uniform_decode_query_len in vllm/config/vllm.py.
+        query=1 + candidate.speculation.draft_tokens,
+        drafts=bool(candidate.speculation.groups),
     )
     resident = candidate.weights_bytes() + candidate.adapter_bytes + candidate.kept_bytes
     return Footprint(candidate, resident, candidate.cache, load)

@@ -240,7 +240,6 @@ class VllmRules(VllmKind):
             or max((layer_attention.block or 0 for layer_attention in attention_layers), default=0)
             or candidate.engine.block_size
         )
-        drafted = candidate.speculation.tokens
         attention = (*candidate.stage.attention, *candidate.speculation.groups)
         block_tables = cache(
             _replace_state_dtypes(attention, candidate.args),
@@ -248,7 +247,7 @@ class VllmRules(VllmKind):
             block,
             frozenset(candidate.engine.traits),
             prefixes=None if prefixes is None else bool(prefixes),
-            drafts=drafted.value if candidate.speculation.config and drafted else 0,
+            drafts=candidate.speculation.draft_tokens,
             is_overlapped=self._overlaps_batches(candidate),
         )
         if block_tables.refusal:

@@ -66,6 +66,10 @@ _MAX_LAYERS = 1000  # a larger number in config.json is not a number of layers
 # its warm-up, which its budget ignores.
 _LOGIT_BYTES = {1: 14.8, 2: 2.2}
 _WARMUP_LOGIT_BYTES = 27
+# A drafter keeps hidden states and embeddings of a full batch. Its first layer reads both side by
+# side while the model's hidden states stay: vllm/v1/spec_decode/llm_base_proposer.py and
+# vllm/model_executor/models/qwen3_5_mtp.py of 0.26.0.
+_DRAFT_BUFFERS, _DRAFT_INPUTS = 2, 3
 # Observed in addition to everything else with DeepSeek-V2-Lite, for every batch.
 _LATENT = round(0.15 * GIB)
 # Only the tensors in the files are known of an unknown family. Engines may fuse, pad and cast them
@@ -148,6 +152,8 @@ def activation_bytes(
         ]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
     forward = 4 * hidden + (widest + widest // 2) * item_bytes * tokens
+    if load.drafts:
+        forward += (_DRAFT_BUFFERS + _DRAFT_INPUTS) * hidden
     experts = 0
     if spec.experts:
         # Groups of ranks gather the tokens of all for whole experts.

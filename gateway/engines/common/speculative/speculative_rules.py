@@ -81,3 +81,8 @@ class Speculation(Value):
     )
     refused: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens that a step drafts for each sequence."""
+        return self.tokens.value if self.config and self.tokens else 0
