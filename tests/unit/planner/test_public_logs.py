@@ -16,7 +16,9 @@ from gateway.domain import Decision, Gpu, Hardware, Plan
 from gateway.domain.units import GIB, MIB
 from gateway.models.catalog.structure_files import structure_text
 from gateway.profiles.profiles import Profiles
+from tests.conformance.forecast_cases import family_configs
 from tests.conformance.layer_cases import QUANTS
+from tests.conformance.weight_questions import MORE
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import config, model_from_config
@@ -214,6 +216,24 @@ QWEN3_VL_2B = config(
     },
 )  # fmt: skip
 GPT_OSS = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4"])
+# The text model's fields stand twice, and the towers' sizes are the class's own.
+_OCR_TEXT = {
+    "first_k_dense_replace": 1, "hidden_size": 1280, "intermediate_size": 6848,
+    "kv_lora_rank": None, "max_position_embeddings": 8192, "moe_intermediate_size": 896,
+    "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "num_attention_heads": 10,
+    "num_experts_per_tok": 6, "num_hidden_layers": 12, "num_key_value_heads": 10,
+    "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "topk_group": 1,
+    "topk_method": "greedy", "use_mla": False, "v_head_dim": 0, "vocab_size": 129280,
+}  # fmt: skip
+DEEPSEEK_OCR = {
+    **_OCR_TEXT,
+    "architectures": ["DeepseekOCRForCausalLM"],
+    "model_type": "deepseek_vl_v2",
+    "torch_dtype": "bfloat16",
+    "language_config": _OCR_TEXT | {"architectures": ["DeepseekV2ForCausalLM"]},
+    "projector_config": {"input_dim": 2048, "model_type": "mlp_projector", "n_embed": 1280},
+    "vision_config": {"image_size": 1024, "model_type": "vision"},
+}
 LONG = 32768
 # Cards of which no machine is kept: name, capability, MiB.
 CARDS = {
@@ -374,6 +394,17 @@ def test_a_plan_foresees_the_memory_of_a_public_start(name: str) -> None:
     if start.weights_gib is not None:
         assert memory.loaded_bytes is not None
         assert memory.loaded_bytes / GIB == pytest.approx(start.weights_gib, rel=0.02)
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "0.26.0", "0.33.0"])
+def test_the_weights_of_deepseek_ocr_count_both_towers(version: str) -> None:
+    """A report of 0.18.0 on another accelerator: 6.2162 GiB, 831,872 tokens in 47.6 GiB."""
+    plan = decision_of(Start(version, "a6000", DEEPSEEK_OCR, 0.9, 8192, None)).plans[0]
+    memory = plan.memory
+    assert memory is not None
+    assert memory.loaded_bytes is not None
+    assert memory.loaded_bytes / GIB == pytest.approx(6.2162, rel=0.005)
+    assert memory.kv_bytes_per_token * 831_872 / GIB == pytest.approx(47.6, rel=0.005)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -537,6 +568,22 @@ def test_a_plan_foresees_public_logs_of_sglang(start: SglangStart) -> None:
     assert start.experts in ("", *(row.kernel for row in plan.kernels if "expert" in row.layer))
 
 
+# --- starts of vLLM with drafts of the model's own layers ---
+
+
+def test_drafts_take_their_part_of_a_public_start() -> None:
+    """github.com/noonghunna/club-3090/issues/1087: Qwen3.8-27B in FP8 on two 5090. The sizes of
+    its batches are those of the report beside it."""
+    start = Start(
+        "0.27.1", "2x5090", QWEN_27B, 0.92, 262144, 12.26,
+        more={"kv-cache-dtype": "fp8", "max-num-seqs": 2, "max-num-batched-tokens": 8192},
+        ranks=2, drafts=3,
+    )  # fmt: skip
+    memory = decision_of(start).plans[0].memory
+    assert memory is not None
+    assert memory.kv_bytes / GIB == pytest.approx(12.26, rel=0.05)
+
+
 # --- tokens that logs of vLLM name ---
 
 QWEN_27B_INT4 = {
@@ -619,3 +666,146 @@ def test_a_plan_foresees_the_tokens_of_a_public_start(name: str) -> None:
     assert plan.memory is not None
     assert plan.memory.kv_tokens == pytest.approx(tokens, rel=0.1)
     assert start.backend in {"", *(row.backend for row in plan.attention)}
+
+
+# --- cases of which the expected outcome stood before the first plan ---
+
+
+class LaterCase(NamedTuple):
+    """A case of one engine version, as of PublicCase."""
+
+    source: str
+    fields: Mapping[str, Any]
+    hardware: str
+    version: str
+    wish: Mapping[str, Any]
+    holds: Callable[[Decision], bool]
+
+
+def holds_tokens(ranks: int, tokens: int, rel: float) -> Callable[[Decision], bool]:
+    return lambda decision: any(
+        abs((plan.memory.kv_tokens or 0) / tokens - 1) <= rel
+        for plan in plans_of(decision, ranks)
+        if plan.memory is not None
+    )
+
+
+def has_plan_of(tensor_parallel: int) -> Callable[[Decision], bool]:
+    return lambda decision: bool(plans_of(decision, tensor_parallel))
+
+
+def cuts_no_experts_to(ranks: int) -> Callable[[Decision], bool]:
+    """Whole experts on their own ranks may stand there."""
+    return lambda decision: all(
+        "--enable-expert-parallel" in plan.argv or plan.data_parallel.value > 1
+        for plan in plans_of(decision, ranks)
+    )
+
+
+def runs_experts_on(kernel: str) -> Callable[[Decision], bool]:
+    return lambda decision: (
+        {row.kernel for row in decision.plans[0].kernels if "expert" in row.layer} == {kernel}
+    )
+
+
+FAMILIES = family_configs()
+QWEN_27B_NVFP4 = QWEN_27B | {
+    "quantization_config": QUANTS["nvfp4"]
+    | {
+        "kv_cache_scheme": {
+            "num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False,
+            "symmetric": True,
+        },
+        "ignore": ["lm_head", "re:.*visual.*", "re:.*linear_attn.*", "re:.*mtp.*"],
+    }
+}  # fmt: skip
+QWEN_35B_NVFP4 = config(
+    "qwen3.6-35b-a3b",
+    quantization_config=MORE["modelopt-nvfp4-weight-only"],
+    text_config=config("qwen3.6-35b-a3b")["text_config"]
+    | {"max_position_embeddings": 262144, "mamba_ssm_dtype": "float32"},
+)
+KIMI_K2_THINKING = FAMILIES["kimi_k2"] | {
+    "max_position_embeddings": 262144,
+    "quantization_config": GEMMA_31B_INT4["quantization_config"]
+    | {
+        "ignore": [
+            "lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+        ]
+    },
+}  # fmt: skip
+NEMOTRON_NVFP4 = config("nemotron-3-nano-30b-a3b", quantization_config=QUANTS["modelopt-nvfp4"])
+MINIMAX_FP8 = config("minimax-m2", quantization_config=FP8)
+GEMMA_NVFP4 = config("gemma-4-26b-a4b", quantization_config=QUANTS["modelopt-nvfp4"])
+PLAIN = {"kv-cache-dtype": "auto"}
+LATER_CASES = (
+    LaterCase(
+        "vllm#49011: no cache of NVFP4 on 12.0", QWEN_27B_NVFP4, "5090", "0.25.1",
+        {"args": {"kv-cache-dtype": "nvfp4"}, "context": 8192}, is_refused,
+    ),
+    LaterCase(
+        "unsloth#7091: the checkpoint's FP8 cache", QWEN_27B_NVFP4, "4090", "0.25.0",
+        {"args": {"attention-backend": "FLASH_ATTN"}, "context": 4096}, is_refused,
+    ),
+    LaterCase(
+        "vllm#55380: FlashInfer on 7.5", QWEN_27B, "2x2080 ti", "0.28.0",
+        {
+            "args": {"attention-backend": "FLASHINFER"}, "context": 4096, "tensor_parallel": 2,
+        },
+        is_refused,
+    ),
+    LaterCase(
+        "club-3090#652", QWEN_35B_NVFP4, "5090", "0.24.0",
+        {
+            "args": {
+                "kv-cache-memory-bytes": int(6.01 * GIB), "kv-cache-dtype": "fp8",
+                "max-model-len": 131072, "max-num-seqs": 1, "max-num-batched-tokens": 8192,
+                "enable-prefix-caching": True,
+            }
+        },
+        holds_tokens(1, 569_878, 0.01),
+    ),
+    LaterCase(
+        "vllm#43507", GEMMA_NVFP4, "5090", "0.24.0",
+        {"args": {"moe-backend": "marlin"}}, runs_experts_on("MARLIN"),
+    ),
+    LaterCase(
+        "vllm#49949: 1,856 in blocks of 16", NEMOTRON_NVFP4, "8xh100", "0.25.1",
+        {"args": {"tensor-parallel-size": 8}}, cuts_no_experts_to(8),
+    ),
+    LaterCase(
+        "vllm#49949: at half", NEMOTRON_NVFP4, "8xh100", "0.25.1",
+        {"args": {"tensor-parallel-size": 4}}, has_plan_of(4),
+    ),
+    LaterCase(
+        "recipes: Kimi-K2-Thinking", KIMI_K2_THINKING, "8xh200", "0.18.0",
+        {"args": PLAIN | {"tensor-parallel-size": 8}}, holds_tokens(8, 715_072, 0.1),
+    ),
+    LaterCase(
+        "recipes: Step-3.5-Flash", FAMILIES["step3p5"] | {"quantization_config": FP8},
+        "4xh200", "0.33.0", {}, cuts_no_experts_to(4),
+    ),
+    LaterCase(
+        "recipes: MiniMax-M2 at eight", MINIMAX_FP8, "8xh100", "0.27.1", {},
+        cuts_no_experts_to(8),
+    ),
+    LaterCase(
+        "recipes: MiniMax-M2 at four", MINIMAX_FP8, "4xh100", "0.33.0",
+        {"tensor_parallel": 4}, has_plan_of(4),
+    ),
+    LaterCase(
+        "recipes: gemma-4-26b of NVFP4", GEMMA_NVFP4, "rtx-pro-6000", "0.29.0",
+        {"args": {"gpu-memory-utilization": 0.92, "max-model-len": 262144}}, has_plan_of(1),
+    ),
+    LaterCase(
+        "recipes: MiMo-V2-Flash", FAMILIES["mimo_v2_flash"] | {"quantization_config": FP8},
+        "4xh200", "0.33.0", {"tensor_parallel": 4}, has_plan_of(4),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LATER_CASES, ids=lambda case: case.source)
+def test_a_plan_foresees_a_later_case(case: LaterCase) -> None:
+    decision = make_decision(dict(case.fields), case.hardware, f"vllm=={case.version}", **case.wish)
+    assert case.holds(decision), [plan.argv for plan in decision.plans]
