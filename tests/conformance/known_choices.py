@@ -46,7 +46,7 @@ VERDICTS = ("right", "wrong", UNKNOWN)
 _GPU_BYTES = 24 << 30
 _ROUNDING = 1e-4  # of a share of memory
 # One capability of each kind that rules tell apart. Answers of fewer say nothing of the others.
-_GPU_KINDS = {"8.9", "9.0", "10.0", "12.0"}
+_GPU_KINDS = {"8.6", "8.9", "9.0", "10.0", "12.0"}
 # The method of experts that the engine leaves unquantized without a word.
 _UNQUANTIZED = ["UnquantizedFusedMoEMethod", "triton"]
 # Settings of memory.yaml that say which prefill has graphs, and so how much is set aside.

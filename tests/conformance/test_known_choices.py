@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from gateway.profiles.profiles import Profiles
-from tests.conformance import known_choices
+from tests.conformance import (
+    known_choices,
+    sglang_attention_questions,
+    sglang_linear_questions,
+    sglang_moe_questions,
+)
 from tests.conformance.choice_cases import FILE, Case, read_answers
+from tests.conformance.golden import golden
 from tests.conformance.known_choices import agreement, choices_of, rule_answer
 
 PROFILES = Profiles()
@@ -25,6 +31,23 @@ def test_a_profile_has_the_choices_that_the_kept_answers_show(ref: str) -> None:
     assert engine.choices == choices_of(
         PROFILES, ref, near, [rule for rule in RULED if rule != near]
     )
+
+
+@pytest.mark.parametrize("ref", RULED)
+def test_one_capability_of_each_kind_answers_for_the_others(ref: str) -> None:
+    version = ref.partition("==")[2]
+    for module in (sglang_attention_questions, sglang_linear_questions, sglang_moe_questions):
+        answers = golden(module, version)
+        for asked, other in (("8.6", "8.0"), ("10.0", "10.3"), ("12.0", "12.1")):
+            assert answers[asked] == answers[other]
+
+
+@pytest.mark.parametrize("ref", ASKED[:-1])
+def test_ampere_is_asked_beside_ada_where_versions_are(ref: str) -> None:
+    """FP8 begins with Ada, so that neither answers for the other. The last version takes the rules
+    of the next release there."""
+    gpus = known_choices.answers_near(ref, str(PROFILES.engine(ref).guessed_from))
+    assert {"8.6", "8.9"} <= gpus.keys()
 
 
 def test_choices_hold_on_no_kind_of_gpu_that_was_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
