@@ -140,9 +140,8 @@ def _expert_kernel(
     k, n = sizes
     first = layer.name.endswith(".w13")
     if not traits.function:
-        return _refused_row(
-            layer, k, n, "unknown", "the function between the experts' products is not known here"
-        )
+        reason = "the function between the experts' products is not known here"
+        return _refused_row(layer, k, n, "unknown", reason)
     is_gated = not traits.function.endswith("_no_mul")
     shape = MoeShape(
         hidden=k if first else n,

@@ -38,8 +38,8 @@ def test_one_capability_of_each_kind_answers_for_the_others(ref: str) -> None:
     version = ref.partition("==")[2]
     for module in (sglang_attention_questions, sglang_linear_questions, sglang_moe_questions):
         answers = golden(module, version)
-        for asked, other in (("8.6", "8.0"), ("10.0", "10.3"), ("12.0", "12.1")):
-            assert answers[asked] == answers[other]
+        for kind, sibling in (("8.6", "8.0"), ("10.0", "10.3"), ("12.0", "12.1")):
+            assert answers[kind] == answers[sibling]
 
 
 @pytest.mark.parametrize("ref", ASKED[:-1])

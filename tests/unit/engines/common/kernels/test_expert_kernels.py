@@ -139,9 +139,9 @@ def test_experts_in_bitsandbytes_are_unpacked_for_triton_and_those_of_gpt_oss_re
         "BitsAndBytesMoEMethod",
     )
     assert choose_moe(RULES[version], shape, "8.9", forced_backend="marlin").kernel == "TRITON"
-    refused = choose_moe(RULES[version], shape._replace(family="gpt_oss", bias=True), "8.9")
-    assert (refused.status, refused.kernel) == ("none", None)
-    assert "without weights" in refused.refusals[0].reason
+    refusal = choose_moe(RULES[version], shape._replace(family="gpt_oss", bias=True), "8.9")
+    assert (refusal.status, refusal.kernel) == ("none", None)
+    assert "without weights" in refusal.refusals[0].reason
 
 
 def test_a_width_of_352_is_padded_for_marlin_since_a_version_and_uses_triton_before() -> None:
