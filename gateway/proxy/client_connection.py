@@ -68,7 +68,7 @@ def inner_protocol(
 
     def connect() -> ClientConnection:
         connection = ClientConnection(plane, config, server_state, {})
-        connection.place = "twin"
+        connection.admission = "twin"
         return connection
 
     return connect

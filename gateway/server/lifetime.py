@@ -37,7 +37,7 @@ class Lifetime:
     async def begin(self) -> None:
         """Start the control loop, then the workers. After a handover, models have routes first."""
         app, front, loop = self._app, self._front, self._gateway.loop
-        batches = self._parts.batches
+        batches = self._gateway.batches
         app.on_stop = (self._gateway.observer.stop, self._gateway.live.stop, batches.stop)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
         front.gpus.start(front.profiles.xids, wake)

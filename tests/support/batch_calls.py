@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import openai
 from openai.types import Batch
 
 from tests.support.patience import Patience, hang_s
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 ENDS = ("completed", "failed", "expired", "cancelled")
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},

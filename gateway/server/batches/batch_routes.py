@@ -9,7 +9,7 @@ from gateway.proxy.api.error_bodies import errors
 from gateway.server.batches.owner import owner_of
 from gateway.server.batches.page import page
 from gateway.server.batches.records import BatchList, BatchView, NewBatch, batch_view
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 

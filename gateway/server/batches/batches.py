@@ -25,7 +25,7 @@ from gateway.supervision import SupervisedTask
 
 if TYPE_CHECKING:
     from gateway.server.gateway_app import GatewayApp
-    from gateway.server.parts import Front
+    from gateway.server.gateway_parts import Front
 
 # Uploads at once; each has some mebibytes in memory.
 _MAX_UPLOADS = 16

@@ -23,7 +23,7 @@ from gateway.server.batches.records import (
     FileView,
     file_view,
 )
-from gateway.server.parts import gateway_of
+from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/v1/files", tags=["batches"])
 

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.server.batches import batch_run, batches, line_step
+from gateway.server.batches import batches, line_step, result_writer
 from tests.support.batch_calls import (
     BODIES,
     CHAT,
@@ -371,7 +371,8 @@ async def test_results_beyond_the_quota_end_a_batch(tmp_path: Path) -> None:
 async def test_a_full_disk_makes_results_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    appended, refusals = batch_run.ResultWriter.write, []
+    appended = result_writer.ResultWriter.write
+    refusals: list[Any] = []
 
     def write(writer: Any, lines: Any) -> None:
         if len(refusals) < 3:
@@ -379,7 +380,7 @@ async def test_a_full_disk_makes_results_wait(
             raise OSError(28, "No space left on device")
         appended(writer, lines)
 
-    monkeypatch.setattr(batch_run.ResultWriter, "write", write)
+    monkeypatch.setattr(result_writer.ResultWriter, "write", write)
     monkeypatch.setattr("gateway.server.batches.result_writer._DISK_RETRY_S", 0.01)
     async with gateway(tmp_path) as (server, upstream):
         client = sdk(server.url, await make(server, "app"))

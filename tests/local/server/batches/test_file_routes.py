@@ -24,7 +24,7 @@ from tests.support.upstream import Call, Upstream
 pytestmark = pytest.mark.anyio
 
 MIB = 1024 * 1024
-FORM = {"purpose": (None, "batch"), "file": ("input.jsonl", b"{}\n")}
+FORM: dict[str, Any] = {"purpose": (None, "batch"), "file": ("input.jsonl", b"{}\n")}
 
 
 @contextlib.asynccontextmanager
