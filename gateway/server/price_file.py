@@ -10,7 +10,7 @@ from gateway.domain import Value
 from gateway.errors import SettingsError, plain_problem
 from gateway.file_reading import read_file
 from gateway.proxy.access.prices import ModelPrice, Prices
-from gateway.wishes import document
+from gateway.wishes import yaml_document
 
 _MAX_BYTES = 1024 * 1024
 _MAX_PRICE = 10.0**6
@@ -40,7 +40,7 @@ def read_prices(file: Path | None) -> Prices:
         text = read_file(file.expanduser(), _MAX_BYTES).decode()
     except (OSError, ValueError) as error:
         raise _file_error(file, str(error)) from None
-    content = document.read(text)
+    content = yaml_document.read(text)
     if content.mistakes:
         raise SettingsError(
             f"The prices cannot be read: {content.mistakes[0].describe_in(file)}.",
