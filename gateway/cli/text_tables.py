@@ -73,10 +73,10 @@ def print_table(
         if width is None or indent + len(line[-1]) <= width:
             say(f"{start}{line[-1]}".rstrip())
         else:
-            _print_wrapped(start, line[-1], width, is_title=number == 0 and any(head))
+            _print_wide_row(start, line[-1], width, is_title=number == 0 and any(head))
 
 
-def _print_wrapped(start: str, text: str, width: int, *, is_title: bool) -> None:
+def _print_wide_row(start: str, text: str, width: int, *, is_title: bool) -> None:
     """Print a row whose last column is too wide: wrapped in its place, or below the row.
 
     start: the columns before it.

@@ -159,7 +159,7 @@ class KnownFlags(NamedTuple):
     """The flags of an engine, without dashes.
 
     is_complete: its version has no other.
-    variables: of its environment.
+    variables: the variables of its environment.
     """
 
     names: frozenset[str] = frozenset()

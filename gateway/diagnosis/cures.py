@@ -66,7 +66,7 @@ _CODE_KINDS = frozenset(
 )
 _FAULT_KINDS = frozenset({"kernel_runtime", "multimodal", "tokenizer", "unknown"})
 _MAX_SETTINGS = 3
-# So many steps are read first.
+# The reader sees this many steps first.
 _MIN_STEPS = 2
 # The innermost frames that may name the component that failed, and the part of the engine.
 _COMPONENT_FRAMES, _PART_FRAMES = 8, 3

@@ -40,7 +40,7 @@ class Allowance(Value):
         gt=0,
         le=_MAX_AMOUNT,
         allow_inf_nan=False,
-        description="seconds at engines, times their GPUs, by the requests there at once",
+        description="seconds at engines, times their GPUs, by the concurrent requests there",
     )
     gpu_seconds_per_month: float | None = Field(None, gt=0, le=_MAX_AMOUNT, allow_inf_nan=False)
     money_per_day: float | None = Field(

@@ -58,7 +58,7 @@ of flags."""
 
 
 def running_conflict_error(spec: LaunchSpec, present_fingerprint: str) -> Conflict:
-    """The error for a start beside a running instance of this name with another plan."""
+    """The error for a start next to a running instance of this name with another plan."""
     return Conflict(
         f"{spec.name} already runs with other settings ({present_fingerprint}, not"
         f" {spec.fingerprint}).",

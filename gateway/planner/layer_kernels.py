@@ -194,7 +194,7 @@ def _cut_expert_group(shape: MoeShape) -> str:
     if shape.scheme.kind != "nvfp4" or shape.intermediate % _FP4_GROUP == 0:
         return ""
     return (
-        f"the intermediate size {shape.intermediate} of a rank is no multiple of the group size"
+        f"the intermediate size {shape.intermediate} of a rank is not a multiple of the group size"
         f" {_FP4_GROUP}"
     )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Bytes of an upload beside its file: fields, and heads of parts.
+# Bytes of an upload besides its file: fields, and heads of parts.
 _FORM_BYTES = 64 * 1024
 
 

@@ -216,9 +216,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._parse(exchange, data, is_first=is_first)
 
     def _parse(self, exchange: Exchange, data: bytes, *, is_first: bool) -> None:
-        """Read bytes of an answer, and write to the client what they hold of its body.
+        """Read bytes of an answer, and write the part of its body to the client.
 
-        is_first: they begin the answer.
+        is_first: whether they begin the answer.
         """
         sent_bytes = self.sent_bytes
         try:

@@ -44,7 +44,7 @@ def _kill(gateway: Gateway, target: str) -> None:
         _kill_engines(gateway)
     if target != "engine":
         gateway.start()
-    # So many deaths of an engine would end its starts.
+    # This many deaths of an engine would end its starts.
     gateway.client.post("/admin/models/m/retry")
 
 

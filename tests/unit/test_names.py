@@ -326,7 +326,7 @@ EMPTY_NOUNS = "item row"
 # The models of a table of routes are routes, answers are kept by their questions, and a replica is
 # a copy.
 LOOP_VARIABLES = "models:route answers:question replicas:copy"
-# Behind these words of a name stands a property of its things: `best_by_engine`.
+# The words after these in a name are a property of its things: `best_by_engine`.
 PROPERTY = re.compile(r"_(?:by|of)_.*")
 # Calls whose elements are those of their first argument.
 ORDERINGS = ("sorted", "reversed", "list", "tuple", "set", "filter", "min", "max")

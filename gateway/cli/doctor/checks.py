@@ -229,18 +229,18 @@ def wsl(version: str | None) -> MachineCheck | None:
 
 
 def open_files(
-    soft: int | None, hard_limit: int | None, *, in_containers: bool = False
+    soft: int | None, hard_limit: int | None, *, has_containers: bool = False
 ) -> MachineCheck:
     """The limit of open files: engines raise their soft limit up to the hard limit.
 
-    in_containers: engines get the limit that Docker gives to every container.
+    has_containers: engines are containers, which get the limit that Docker gives to every container.
     """
     if hard_limit is not None and hard_limit < _OPEN_FILES:
         cure = (
             f"Raise the hard limit: LimitNOFILE={_OPEN_FILES} in a systemd unit, or `{_OPEN_FILES}`"
             " in /etc/security/limits.conf."
         )
-        if in_containers:
+        if has_containers:
             cure = (
                 f"Raise Docker's limit for containers: a `nofile` of {_OPEN_FILES} below"
                 " `default-ulimits` in /etc/docker/daemon.json. Restart Docker, then the gateway."

@@ -78,7 +78,7 @@ def examine(
         _prepared_engines_check(settings) if not in_containers else None,
         _check_memory(hardware),
         _check_shared_memory(hardware, has_docker=in_containers),
-        checks.open_files(*limits["open files"], in_containers=in_containers),
+        checks.open_files(*limits["open files"], has_containers=in_containers),
         checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
         *checks.disk(_free(settings)),
         *checks.hub(readings.hub(settings.hf_endpoint, settings.hf_token)),

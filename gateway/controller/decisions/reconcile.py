@@ -284,20 +284,20 @@ def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
 
 def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that sleeps, falls asleep or wakes up."""
-    leaving, observation = replica.leaving, replica.observation
+    observation = replica.observation
     runs = replica.instance is not None and replica.instance.state == "running"
     if not runs or observation.proof is not None:
         return Retire(attempt)
     if replica.is_busy:
-        if leaving.reason:
-            return Rest("stopping", leaving.reason)
+        if replica.leaving.reason:
+            return Rest("stopping", replica.leaving.reason)
         return Rest("starting" if replica.demand.is_requested else "asleep", observation.phase)
     is_settled = attempt.is_sleep_confirmed
-    if leaving.reason and not (leaving.sleeps and is_settled):
+    if replica.leaving.reason and not (replica.leaving.sleeps and is_settled):
         return Retire(attempt)
     if not is_settled:
         return Wake(attempt) if observation.is_healthy else Rest("starting", observation.phase)
-    return Rest("asleep") if leaving.reason else _wake_action(replica, attempt)
+    return Rest("asleep") if replica.leaving.reason else _wake_action(replica, attempt)
 
 
 def _wake_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
@@ -308,8 +308,8 @@ def _wake_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         return Rest("asleep")
     if not demand.load_block_reason and planning.blocked_reason is None:
         return Wake(attempt)
-    stays = demand.is_spare and planning.blocked_reason and not planning.is_promised
-    comes = demand.is_requested and not stays
+    keeps_sleep = demand.is_spare and planning.blocked_reason and not planning.is_promised
+    comes = demand.is_requested and not keeps_sleep
     return Rest(
         "starting" if comes else "asleep", demand.load_block_reason or planning.blocked_reason or ""
     )

@@ -94,7 +94,7 @@ class ReplicaSteps:
         """Take the next steps of the replica. An unexpected error stays with the replica. Raises
         StoreError.
 
-        instances: by name.
+        instances: the instances by name.
         """
         if replica.setback.rest_s:
             return

@@ -1,7 +1,7 @@
 """The flag that chooses the implementation of the part whose code failed. Pure.
 
 An engine has a folder for each part (`layers/attention/`), a file for each implementation of it
-(`trtllm_mha_backend.py`), and a flag that lists the implementations (--attention-backend). So the
+(`trtllm_mha_backend`), and a flag that lists the implementations (--attention-backend). So the
 path of a frame leads to the flag and, where a file is named so, to the implementation.
 """
 
@@ -47,11 +47,10 @@ def implementation(
     if not own_frames:
         return {}
     flags = [
-        (flag[:-_SUFFIX_CHARACTERS], flag, settings.flags[flag])
-        for flag in settings.flags
-        if flag[-_SUFFIX_CHARACTERS:] == _SUFFIX
+        (flag[:-_SUFFIX_CHARACTERS], flag, spec)
+        for flag, spec in settings.flags.items()
+        if flag[-_SUFFIX_CHARACTERS:] == _SUFFIX and spec.get("choices") and not spec.get("ours")
     ]
-    flags = [item for item in flags if item[2].get("choices") and not item[2].get("ours")]
     for frame in reversed(own_frames[-_REACH:]):
         words = _path_words(frame)
         parts = [

@@ -60,13 +60,13 @@ def _fields_reader(kind: Any, is_trusted: bool) -> Callable[[dict[str, Any]], di
     required = frozenset(name for name, field in fields.items() if field.is_required)
     aliases = {field.alias: name for name, field in fields.items() if field.alias}
     ignores_others = kind.model_config.get("extra") == "ignore"
-    needed = frozenset() if is_trusted else required
+    needed_names = frozenset() if is_trusted else required
 
     def read(data: dict[str, Any]) -> dict[str, Any]:
         if aliases:
             data = _rename_fields(kind, data, aliases)
-        if not needed <= data.keys():
-            raise Inexact(f"some of {', '.join(needed)} are missing")
+        if not needed_names <= data.keys():
+            raise Inexact(f"some of {', '.join(needed_names)} are missing")
         values = template | data
         if len(values) != len(template):
             values = _known_fields(values, template, ignores_others=ignores_others)

@@ -38,23 +38,23 @@ def best_of_layouts(best_plans: Sequence[Plan]) -> list[Plan]:
 def distinct_refusals(rejections: Iterable[Rejected]) -> Iterable[Rejected]:
     """One of the refusals that differ in free memory alone: that with the most memory."""
     kept_rows: dict[Hashable, Rejected] = {}
-    for row in rejections:
+    for rejection in rejections:
         subject = (
-            str(row.engine),
-            row.tensor_parallel,
-            row.pipeline_parallel,
-            row.data_parallel,
-            row.verdict,
-            row.layer,
-            row.source,
-            row.question,
-            row.memory.gpu_bytes if row.memory is not None else row.reasons,
+            str(rejection.engine),
+            rejection.tensor_parallel,
+            rejection.pipeline_parallel,
+            rejection.data_parallel,
+            rejection.verdict,
+            rejection.layer,
+            rejection.source,
+            rejection.question,
+            rejection.memory.gpu_bytes if rejection.memory is not None else rejection.reasons,
         )
-        kept_row = kept_rows.setdefault(subject, row)
-        if _budget_bytes(row) > _budget_bytes(kept_row):
-            kept_rows[subject] = row
+        kept_row = kept_rows.setdefault(subject, rejection)
+        if _budget_bytes(rejection) > _budget_bytes(kept_row):
+            kept_rows[subject] = rejection
     return kept_rows.values()
 
 
-def _budget_bytes(row: Rejected) -> int:
-    return row.memory.budget_bytes if row.memory is not None else 0
+def _budget_bytes(rejection: Rejected) -> int:
+    return rejection.memory.budget_bytes if rejection.memory is not None else 0

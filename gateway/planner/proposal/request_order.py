@@ -11,7 +11,7 @@ from gateway.engines.common.candidate import Candidate
 ARRIVAL_ORDER, PRIORITY_ORDER = "arrival", "priority"
 # Source: Scheduler.schedule in vllm/v1/core/sched/scheduler.py of 0.33.0, and preempt_to_schedule
 # in sglang/srt/managers/schedule_policy.py of 0.5.23.
-_COST = "where its memory is short, the last class gives its place up, and is computed anew"
+_COST = "where its memory is short, the last class gives its place up, and is computed again"
 
 
 def request_order(candidate: Candidate) -> Choice[str]:

@@ -32,7 +32,7 @@ from gateway.proxy.access.prices import Prices, money
 
 log = logging.getLogger("fitserve.budgets")
 
-# In the order of `Amounts`, with their units in the ledger.
+# The order is that of `Amounts`; the units are those of the ledger.
 MEASURES = ("requests", "tokens", "gpu_seconds", "money")
 UNITS = (1, 1, GPU_UNITS, MONEY_UNITS)
 PERIODS = ("day", "month")
@@ -86,8 +86,8 @@ class BudgetLimit:
 class KeyBudget:
     """A budget that a key's requests count for.
 
-    owner: for people, such as `key app`.
-    row: of the ledger.
+    owner: the text for people, such as `key app`.
+    row: the row of the ledger.
     is_soft: a spent budget refuses nothing.
     is_lost: its limits are not known any more.
     """

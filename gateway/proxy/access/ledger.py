@@ -3,7 +3,7 @@
 row of a budget    digest of its owner; day and month of the counts; given warnings; requests,
                    tokens, microseconds of GPUs and billionths of money of the day, and of the month
 
-Each change is written at once, under a kernel lock of its row. So a killed process loses no count,
+Each change is written immediately, under a kernel lock of its row. So a killed process loses no count,
 and neither does a restart. The control process assigns the rows, and allocates their room on the
 disk before their use. Days and months are of UTC.
 """
@@ -205,5 +205,5 @@ class LedgerRows:
 
 def _is_current(number: int, noted_number: int) -> bool:
     """Whether counts of the noted day or month still hold. A clock that steps back by a little
-    begins none anew; one that was far ahead has left wrong counts."""
+    begins none again; one that was far ahead has left wrong counts."""
     return noted_number in (number, number + 1)

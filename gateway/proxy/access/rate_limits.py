@@ -173,7 +173,7 @@ class RateLimiter:
     methods."""
 
     def __init__(self, teller: Teller | None = None) -> None:
-        """teller: of budgets; None where no key has one."""
+        """teller: the teller of budgets; None where no key has one."""
         self._accounts: dict[bytes, Account] = {}
         self.teller = teller
 
@@ -183,8 +183,8 @@ class RateLimiter:
         """A permit for one request; None: the key has no limits. Raises RateLimited, and the errors
         of `Teller.admit`.
 
-        model: to ask; "": none, so that the request counts for no budget.
-        asked_bytes: of its body, where that is text.
+        model: the model to ask; "": none, so that the request counts for no budget.
+        asked_bytes: the bytes of its body, where that is text.
         """
         if key.limit is None:
             return None

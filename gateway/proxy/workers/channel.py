@@ -79,7 +79,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     workers: number of all.
     grace_s: time to finish at the end.
     tls: the certificate in use.
-    prices: for budgets of money.
+    prices: the prices for budgets of money.
     """
 
     workers: int

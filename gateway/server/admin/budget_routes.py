@@ -46,7 +46,7 @@ class GroupList(Value):
 
 @router.put("/keys/{name}/budget", responses=errors(NotFound, BadRequest, StoreError))
 async def set_key_budget(request: Request, name: str, body: Allowance) -> dict[str, Any]:
-    """Replace the budget of a key at once. Its usage stays."""
+    """Replace the budget of a key immediately. Its usage stays."""
     keyring = gateway_of(request).keyring
     await asyncio.to_thread(keyring.set_budget, name, None if body == Allowance() else body)
     return {"name": name, "budget": body}

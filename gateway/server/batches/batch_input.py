@@ -137,7 +137,7 @@ def _read(text: bytes, endpoint: str, line_bytes: int) -> InputLine:
         text.decode()  # msgspec leaves the body raw and does not check its UTF-8
         line = _LINE.decode(text)
     except DECODE_ERRORS:
-        raise InputProblem("invalid_json_line", "The line is no JSON object in UTF-8.") from None
+        raise InputProblem("invalid_json_line", "The line is not a JSON object in UTF-8.") from None
     has_body = bytes(line.body) not in (b"", b"null")
     values = {"custom_id": line.custom_id, "method": line.method, "url": line.url}
     for field, value in {**values, "body": has_body or None}.items():
@@ -146,7 +146,7 @@ def _read(text: bytes, endpoint: str, line_bytes: int) -> InputLine:
     if not isinstance(line.custom_id, str) or not 0 < len(line.custom_id) <= _MAX_ID_CHARACTERS:
         raise InputProblem(
             "invalid_custom_id",
-            f"`custom_id` is no text of 1 to {_MAX_ID_CHARACTERS} characters.",
+            f"`custom_id` is not a text of 1 to {_MAX_ID_CHARACTERS} characters.",
             "custom_id",
         )
     if line.method != "POST":
@@ -156,7 +156,7 @@ def _read(text: bytes, endpoint: str, line_bytes: int) -> InputLine:
     try:
         body = _BODY.decode(line.body)
     except DECODE_ERRORS:
-        raise InputProblem("invalid_request", "`body` is no JSON object.", "body") from None
+        raise InputProblem("invalid_request", "`body` is not a JSON object.", "body") from None
     if not isinstance(body.model, str) or not body.model:
         raise InputProblem("missing_required_parameter", "`model` is missing.", "body.model")
     if body.stream not in (None, False):

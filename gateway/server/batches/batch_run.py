@@ -5,9 +5,9 @@
     finalizing   the result files become files of the key
     cancelling   the lines without a result get one that says so
 
-A run begins anew after a crash: its result files say which lines are answered. So no answered line
+A run begins again after a crash: its result files say which lines are answered. So no answered line
 is asked again, and no line is lost. The lines of a batch that expires get results too. A batch
-whose key is revoked ends at once.
+whose key is revoked ends immediately.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _REST_LINES = 1000
 # Larger answers are read in a thread.
 _LARGE_BYTES = 256 * 1024
 _DISK_RETRY_S = 5.0
-# The clock may be set, so the end of a batch is looked at anew after this time.
+# The clock may be set, so the end of a batch is checked again after this time.
 _CLOCK_LOOK_S = 60.0
 _NO_MODEL = 404
 _REST_ERRORS: dict[Cause, tuple[str, str]] = {
@@ -314,10 +314,10 @@ class BatchRun:
             return LineReply(error.status, "", b""), str(error)
         except (OSError, UpstreamError) as error:
             return None, str(error)
-        return answer, f"The answer of status {answer.status} is no JSON."
+        return answer, f"The answer of status {answer.status} is not JSON."
 
     async def _plain_body(self, body: bytes) -> bytes | None:
-        """The body of an answer on one line; None: it is no JSON."""
+        """The body of an answer on one line; None: it is not JSON."""
         if len(body) > _LARGE_BYTES:
             return await self._parts.threads.run(plain_json, body)
         return plain_json(body)

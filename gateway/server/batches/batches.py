@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gateway.server.gateway_app import GatewayApp
     from gateway.server.gateway_parts import Front
 
-# Uploads at once; each has some mebibytes in memory.
+# Concurrent uploads; each has some mebibytes in memory.
 _MAX_UPLOADS = 16
 _SWEEP_S = 60.0
 _HOUR_S, _DAY_S = 3600, 86_400
@@ -107,7 +107,7 @@ class Batches:
     # --- calls of clients ---
 
     async def create(self, key: Key, body: NewBatch) -> BatchRecord:
-        """A new batch, which runs at once. Raises BadRequest, NotFound, QuotaReached, OSError."""
+        """A new batch, which runs immediately. Raises BadRequest, NotFound, QuotaReached, OSError."""
         _check_metadata(body.metadata)
         now = time.time()
         lifetime_s = self.store.quotas.days * _DAY_S
@@ -207,7 +207,7 @@ def window_s(text: str) -> float:
     seconds = int(number) * _UNITS[unit] if unit in _UNITS and number.isdecimal() else 0
     if not _HOUR_S <= seconds <= _MAX_WINDOW_S:
         raise BadRequest(
-            "completion_window is no time from 1h to 14d.",
+            "completion_window is not a time from 1h to 14d.",
             hint="Send 24h, or another number of hours or days.",
             param="completion_window",
         )

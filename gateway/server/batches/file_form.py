@@ -1,4 +1,4 @@
-"""The form of an upload, read while it arrives: the bytes of the file go on at once."""
+"""The form of an upload, read while it arrives: the bytes of the file go on immediately."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _lifetime_s(form: FileForm, most_days: int) -> float:
     anchor = form.fields.get("expires_after[anchor]", "created_at")
     if not is_number or anchor != "created_at" or not _HOUR_S <= int(text) <= _MAX_LIFETIME_S:
         raise BadRequest(
-            "`expires_after` is no time after created_at from an hour to 30 days.",
+            "`expires_after` is not a time after created_at from an hour to 30 days.",
             hint=f"Send seconds from {_HOUR_S} to {_MAX_LIFETIME_S}.",
             param="expires_after",
         )

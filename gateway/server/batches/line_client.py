@@ -103,7 +103,7 @@ class LineClient:
             data = await self._read(answer)
             is_complete = True
         except httptools.HttpParserError:
-            raise UpstreamError("The answer is no HTTP.", hint="Try again.") from None
+            raise UpstreamError("The answer is not HTTP.", hint="Try again.") from None
         finally:
             if is_complete and len(self._kept_streams) < _MAX_IDLE_STREAMS and _is_kept(answer):
                 self._kept_streams.append(streams)

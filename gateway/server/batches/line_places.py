@@ -1,4 +1,4 @@
-"""Places for the lines of all batches at once: in all, by model, by key, and in bytes."""
+"""Places for concurrent lines of all batches: in all, by model, by key, and in bytes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gateway.proxy.access.auth import Key
 from gateway.proxy.routing.model_route import ModelRoute
 from gateway.proxy.routing.queue import capacity_for
 
-# Lines beyond the places of the engines, which wait in the queue: the next one starts at once.
+# Lines beyond the places of the engines, which wait in the queue: the next one starts immediately.
 _WAITING_LINES = 8
 # Lines of a model without engines: they have it loaded.
 _FIRST_LINES = 2
 # Lines at an engine whose capacity is unknown.
 _UNKNOWN_CAPACITY = 32
-# Bytes of requests at once. A larger line waits until it is alone.
+# Bytes of concurrent requests. A larger line waits until it is alone.
 MAX_BYTES = 16 * 1024 * 1024
 # New routes and engines are noticed after this time at the latest.
 _LOOK_S = 1.0
 
 
 def lines_at_once(route: ModelRoute | None) -> int:
-    """The lines of a model that are sent at once: as many as batches may fill, and some that
+    """The concurrent lines of a model: as many as batches may fill, and some that
     wait."""
     if route is None or not route.replicas:
         return _FIRST_LINES
@@ -41,7 +41,7 @@ def lines_at_once(route: ModelRoute | None) -> int:
 
 
 def lines_of_key(key: Key | None) -> float:
-    """The lines of a key that are sent at once. A request of its own finds a place beside them."""
+    """The concurrent lines of a key. Another request of the key finds a place next to them."""
     limit = None if key is None or key.limit is None else key.limit.in_flight
     return math.inf if limit is None else max(1, limit - 1)
 
@@ -63,7 +63,7 @@ class LinePlaces:
         lines_of_model: Callable[[str], int],
         lines_of_owner: Callable[[str], float],
     ) -> None:
-        """most_lines: of all models.
+        """most_lines: the limit of all models.
         lines_of_model, lines_of_owner: the most lines at present.
         """
         self._most_lines = most_lines

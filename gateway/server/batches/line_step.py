@@ -29,7 +29,7 @@ def next_step(status: int | None, code: str, failures: int, *, is_json: bool) ->
     """The step after an answer.
 
     status: None for no answer.
-    code: of an error; empty: none.
+    code: the code of an error; empty: none.
     failures: earlier tries that failed.
     """
     if status in _WAITING_STATUSES or code in _WAITING_CODES:

@@ -21,7 +21,7 @@ _NAME = re.compile(r"(?:file-|batch_)[0-9a-f]{24}")
 class RecordFolder(Generic[Record]):
     """The records of one kind. A saved record is on the disk, also after a power cut.
 
-    records: by id, the oldest first.
+    records: the records by id, the oldest first.
     """
 
     def __init__(self, folder: Path, kind: type[Record]) -> None:

@@ -1,7 +1,7 @@
 """The growing results of a batch: a line for each answer, appended and never changed.
 
 The id of a result has the number of its line. So the file itself says which lines are answered, and
-nothing beside it has to agree with it after a crash. An incomplete last line is cut off.
+nothing else has to agree with it after a crash. An incomplete last line is cut off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def result_id(batch_id: str, number: int) -> str:
 
 
 def plain_json(body: bytes) -> bytes | None:
-    """The body on one line, as it is otherwise; None: it is no JSON."""
+    """The body on one line, as it is otherwise; None: it is not JSON."""
     try:
         body.decode()  # msgspec leaves values raw and does not check their UTF-8
         msgspec.json.decode(body, type=msgspec.Raw)

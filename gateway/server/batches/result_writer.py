@@ -1,4 +1,4 @@
-"""Both result files of a running batch: results that come at once share a write to the disk."""
+"""Both result files of a running batch: results that come together share a write to the disk."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     strategy = weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if (weights.get("group_size") or -1) == -1 else "group"
-    scheme = _microscaling_scheme(weights, strategy, weight_only=acts is None)
+    scheme = _microscaling_scheme(weights, strategy, has_plain_inputs=acts is None)
     if scheme is None:
         scheme = (
             _weight_only_scheme(weights, strategy)
@@ -133,7 +133,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
 
 
 # Floats whose scales belong to small groups, by bits, size of a group and strategy.
-_MICROSCALING: dict[tuple[int, int, str], Kind] = {
+_MICROSCALING_KINDS: dict[tuple[int, int, str], Kind] = {
     (4, 16, "tensor_group"): "nvfp4",
     (4, 32, "group"): "mxfp4",
     (8, 32, "group"): "mxfp8",
@@ -141,18 +141,18 @@ _MICROSCALING: dict[tuple[int, int, str], Kind] = {
 
 
 def _microscaling_scheme(
-    weights: Mapping[str, Any], strategy: Any, *, weight_only: bool
+    weights: Mapping[str, Any], strategy: Any, *, has_plain_inputs: bool
 ) -> Scheme | None:
     """The scheme of floats with scales of small groups, or None.
 
-    weight_only: activations stay in 16 bits, which no kernel of MXFP8 asks for.
+    has_plain_inputs: activations stay in 16 bits, which no kernel of MXFP8 asks for.
     """
     if weights.get("type", "int") != "float":
         return None
-    stated = weights.get("num_bits", 8), weights.get("group_size") or -1, strategy
-    for (bits, group, name), kind in _MICROSCALING.items():
-        if stated == (bits, group, name):
-            return make_scheme(kind, bits, group, weight_only=weight_only and bits == 4)
+    stated_form = weights.get("num_bits", 8), weights.get("group_size") or -1, strategy
+    for (bits, group, name), kind in _MICROSCALING_KINDS.items():
+        if stated_form == (bits, group, name):
+            return make_scheme(kind, bits, group, weight_only=has_plain_inputs and bits == 4)
     return None
 
 

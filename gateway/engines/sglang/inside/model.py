@@ -183,7 +183,7 @@ _GROUP_NAMES = (
 def _set_module_groups(sizes: Mapping[str, int], pipeline: Group) -> None:
     """Set the groups that `parallel_state` keeps in variables.
 
-    sizes: of groups, by name.
+    sizes: the sizes of groups, by name.
     """
     state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
     for variable in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:

@@ -36,7 +36,7 @@ async def engine(call: Call) -> None:
 
 @asynccontextmanager
 async def gateway_of_workers(folder: Path, url: str = "") -> AsyncIterator[Served]:
-    """url: of the engine of a new model m; "": the models of the data folder."""
+    """url: the address of the engine of a new model m; "": the models of the data folder."""
     models = {"m": [f"{url}/v1"]} if url else {}
     running = serve_models(folder, models, OWNER, FITSERVE_WORKERS=str(WORKERS))
     gateway = await asyncio.to_thread(running.__enter__)

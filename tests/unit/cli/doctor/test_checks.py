@@ -125,7 +125,7 @@ def test_the_doctor_checks_limits_of_files_and_memory() -> None:
     check_text(checks.open_files(None, None), "ok", "unlimited")
     check_text(checks.open_files(1024, 4096), "warn", "at most 4,096", "LimitNOFILE")
     check_text(
-        checks.open_files(1024, 4096, in_containers=True), "warn", "at most 4,096", "daemon.json"
+        checks.open_files(1024, 4096, has_containers=True), "warn", "at most 4,096", "daemon.json"
     )
     check_text(checks.locked_memory(8 * 1024**2, HERE), "warn", "InfiniBand")
     check_text(checks.locked_memory(None, HERE), "ok")

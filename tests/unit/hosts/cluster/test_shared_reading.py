@@ -13,7 +13,7 @@ from gateway.hosts.cluster.shared_reading import SharedReading
 class Machines:
     """Machines that answer once they are let. Each reading has the number of its begin.
 
-    gates: by the number of the reading; it answers once the gate is set.
+    gates: the gates by the number of the reading; it answers once the gate is set.
     """
 
     def __init__(self, failing: int = 0) -> None:

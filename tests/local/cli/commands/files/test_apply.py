@@ -36,7 +36,7 @@ class AppliedFile:
         self.path.write_text("models:\n" + "".join(f"  {model}\n" for model in models))
 
     async def apply(self, *arguments: str, code: int = 0) -> str:
-        """What the command prints."""
+        """The output of the command."""
         result = await asyncio.to_thread(
             fitserve,
             "apply",

@@ -60,7 +60,7 @@ print(sorted(name for name in sys.modules if name.startswith(("plain", "inner"))
 def imports_of(folder: Path, learned: list[str], patience_s: float = 0.05) -> list[str]:
     """The lines of a process that imports `large` and learned modules of folder/modules.
 
-    patience_s: for the processes that they start.
+    patience_s: the patience with the processes that they start.
     """
     slot = folder / "slot"
     slot.mkdir()
