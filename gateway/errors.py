@@ -280,7 +280,8 @@ class QuotaExhausted(FitserveError):
     """The budget of a key or its group is spent.
 
     Type and code are those of OpenAI. Its clients, and others made like them, retry no answer with
-    `x-should-retry: false`. They would ignore a Retry-After of more than a minute, and retry immediately.
+    `x-should-retry: false`. They would ignore a Retry-After of more than a minute, and retry
+    immediately.
     """
 
     status = 429

@@ -329,7 +329,7 @@ class Settings(BaseModel):
         256,
         ge=1,
         le=1024,
-        description="most concurrent lines of all batches at engines; each has its answer in memory",
+        description="most concurrent lines of all batches; each has its answer in memory",
     )
     batch_days: int = Field(
         30, ge=1, le=3650, description="days that files and ended batches are kept"

@@ -250,6 +250,7 @@ class Exchange:
                 self.started_at,
                 route.alias_of or route.name,
                 len(body) if endpoint.body == "json" else 0,
+                route.card.max_model_len,
             )
         if unknown_hosts:
             self.state = "connecting"
@@ -694,7 +695,7 @@ class Exchange:
                 0,
                 self.sent_bytes,
                 events=self.answer.has_events,
-                limit=None if limit is None else limit - prompt_tokens,
+                limit=limit - prompt_tokens,
             )
         return TokenCount(prompt_tokens, completion)
 

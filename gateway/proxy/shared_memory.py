@@ -73,12 +73,13 @@ class SharedTable:
 class Lock:
     """A kernel lock on one byte of a file, which ends with its process."""
 
-    def __init__(self, descriptor: int, position: int) -> None:
+    def __init__(self, descriptor: int, position: int, tries: int = _TRIES) -> None:
         self._descriptor = descriptor
         self._position = position
+        self._tries = tries
 
     def __enter__(self) -> None:
-        for _ in range(_TRIES):
+        for _ in range(self._tries):
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._position)
             except OSError:

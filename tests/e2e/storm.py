@@ -296,8 +296,9 @@ class Storm:
     """Kills its victims under the writers.
 
     failpoints: whether in every second round the gateway kills itself, at an effect that is chosen
-    at random. containers: engines are containers of an agent, and not processes. engine: the name
-    of a real engine; None: the scripted one.
+        at random.
+    containers: whether engines are containers of an agent, and not processes.
+    engine: the name of a real engine; None: the scripted one.
     """
 
     folder: Path

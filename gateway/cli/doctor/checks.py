@@ -233,7 +233,7 @@ def open_files(
 ) -> MachineCheck:
     """The limit of open files: engines raise their soft limit up to the hard limit.
 
-    has_containers: engines are containers, which get the limit that Docker gives to every container.
+    has_containers: whether engines are containers, which get Docker's limit.
     """
     if hard_limit is not None and hard_limit < _OPEN_FILES:
         cure = (

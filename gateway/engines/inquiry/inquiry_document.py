@@ -77,7 +77,9 @@ def document(
     """The document that `inside/__main__.py` reads.
 
     The questions are about `model`, and share one environment, because an engine reads its
-    environment once. starts: the start to rehearse with each of some questions.
+    environment once.
+
+    starts: the start to rehearse with each of some questions.
     """
     inquiry: dict[str, Any] = {
         "kind": kind,

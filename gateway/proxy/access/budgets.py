@@ -123,6 +123,7 @@ class Charge:
         "_asked_at",
         "_gpu_time",
         "_in_flight",
+        "_reserved_on",
         "_teller",
         "budgets",
         "model",
@@ -132,8 +133,9 @@ class Charge:
     def __init__(
         self, teller: Teller, budgets: Sequence[KeyBudget], model: str, reservation: Amounts
     ) -> None:
-        """reservation: added to the budgets already."""
+        """reservation: amounts that were added to the budgets already."""
         self._teller = teller
+        self._reserved_on = Calendar.today()
         self.budgets = budgets
         self.model = model
         self.reservation = reservation
@@ -161,7 +163,7 @@ class Charge:
                 self._gpu_time,
                 0 if price is None else money(price, *count, self._gpu_time),
             )
-        self._teller.add(self.budgets, cost.minus(self.reservation))
+        self._teller.add(self.budgets, cost, self.reservation, self._reserved_on)
 
     def headers(self) -> Iterator[tuple[bytes, bytes, bytes, float]]:
         """Each limit: its name, amount and remaining amount, and the seconds until it is full."""
@@ -212,16 +214,27 @@ class Teller:
                 self._admit(budget, cost)
                 charged_budgets.append(budget)
         except FitserveError:
-            self.add(charged_budgets, NO_AMOUNTS.minus(cost))
+            self.add(charged_budgets, NO_AMOUNTS, cost, Calendar.today())
             raise
         return Charge(self, budgets, model, cost)
 
-    def add(self, budgets: Sequence[KeyBudget], cost: Amounts) -> None:
-        """Add to budgets whose requests are under way, which no error may end."""
-        today = Calendar.today()
+    def add(
+        self,
+        budgets: Sequence[KeyBudget],
+        cost: Amounts,
+        reservation: Amounts,
+        reserved_on: Calendar,
+    ) -> None:
+        """Replace a reservation in budgets whose requests are under way, which no error may end.
+
+        reserved_on: the day of the reservation, which a new day or month does not contain.
+        """
+        today, rest = Calendar.today(), cost.minus(reservation)
+        day_cost = rest if today.day == reserved_on.day else cost
+        month_cost = rest if today.month == reserved_on.month else cost
         for budget in budgets:
             try:
-                self.ledger.add(budget.row, today, cost)
+                self.ledger.add(budget.row, today, day_cost, month_cost)
             except FitserveError as error:
                 log.error("%s: %s", budget.owner, error)  # noqa: TRY400
 

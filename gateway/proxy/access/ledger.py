@@ -3,9 +3,9 @@
 row of a budget    digest of its owner; day and month of the counts; given warnings; requests,
                    tokens, microseconds of GPUs and billionths of money of the day, and of the month
 
-Each change is written immediately, under a kernel lock of its row. So a killed process loses no count,
-and neither does a restart. The control process assigns the rows, and allocates their room on the
-disk before their use. Days and months are of UTC.
+Each change is written immediately, under a kernel lock of its row. So a killed process loses no
+count, and neither does a restart. The control process assigns the rows, and allocates their room
+on the disk before their use. Days and months are of UTC.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import hashlib
 import logging
 import os
 import struct
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,8 @@ _ROW = struct.Struct("<16sIIII8Q")
 _ROW_BYTES = 128
 _NO_OWNER = bytes(16)
 _MAX_AMOUNT = 2**63
+# A holder writes to a disk, which may be busy for some time.
+_LOCK_TRIES = 20_000
 
 
 class Amounts(NamedTuple):
@@ -88,6 +92,7 @@ class Ledger:
     def __init__(self, data: Path) -> None:
         self._file = data / FILE
         self._descriptor = -1
+        self._lock = threading.Lock()
 
     @property
     def descriptor(self) -> int:
@@ -104,11 +109,15 @@ class Ledger:
                 self._descriptor = os.memfd_create("fitserve-budgets")
         return self._descriptor
 
-    def lock(self, row: int) -> Lock:
-        return Lock(self.descriptor, row)
+    @contextmanager
+    def lock(self, row: int) -> Iterator[None]:
+        """Hold the lock of a row. The kernel's lock keeps out other processes alone, so threads of
+        this one have their own."""
+        with self._lock, Lock(self.descriptor, row, _LOCK_TRIES):
+            yield
 
     def read(self, row: int, today: Calendar) -> Usage:
-        """The usage of a row. Counts of another day or month are 0."""
+        """The usage of a row. Counts of another day or month are 0. Raises StoreError."""
         _, day, month, warnings, _, *counts = self._unpack(row)
         is_today, is_month = _is_current(today.day, day), _is_current(today.month, month)
         return Usage(
@@ -121,13 +130,12 @@ class Ledger:
         """Replace the usage of a row. Raises StoreError."""
         self.begin(row, self._unpack(row)[0], today, usage)
 
-    def add(self, row: int, today: Calendar, cost: Amounts) -> None:
+    def add(self, row: int, today: Calendar, day_cost: Amounts, month_cost: Amounts) -> None:
         """Add to a row, under its lock. Raises StoreError."""
         with self.lock(row):
             usage = self.read(row, today)
-            self.write(
-                row, today, usage._replace(day=usage.day.plus(cost), month=usage.month.plus(cost))
-            )
+            day, month = usage.day.plus(day_cost), usage.month.plus(month_cost)
+            self.write(row, today, usage._replace(day=day, month=month))
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -135,7 +143,13 @@ class Ledger:
             self._descriptor = -1
 
     def _unpack(self, row: int) -> tuple[bytes, int, int, int, int, *tuple[int, ...]]:
-        data = os.pread(self.descriptor, _ROW.size, row * _ROW_BYTES)
+        try:
+            data = os.pread(self.descriptor, _ROW.size, row * _ROW_BYTES)
+        except OSError as error:
+            raise StoreError(
+                f"The usage of a budget cannot be read: {error.strerror}.",
+                hint="Repair the disk or the permissions of FITSERVE_DATA_DIR.",
+            ) from None
         return _ROW.unpack(data.ljust(_ROW.size, b"\0"))
 
     def begin(self, row: int, owner: bytes, today: Calendar, usage: Usage) -> None:
@@ -166,10 +180,11 @@ class LedgerRows:
         tag = hashlib.blake2b(owner.encode(), digest_size=16).digest()
         row = self._rows.get(tag)
         if row is None:
-            row = self._rows[tag] = self._free_row()
+            row = self._free_row()
             self._allocate(row)
             today = Calendar.today()
             self.ledger.begin(row, tag, today, seed(today))
+            self._rows[tag] = row
         return row
 
     def _read_owners(self) -> dict[bytes, int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.errors import FitserveError, QuotaExhausted, RateLimited
+from gateway.errors import QuotaExhausted, RateLimited
 from gateway.proxy.access.auth import Key, KeyLimits
 from gateway.proxy.access.budgets import WARNING_HEADER, Charge, Teller, TokenCount
 from gateway.proxy.access.ledger import NO_AMOUNTS
@@ -22,6 +22,8 @@ from gateway.proxy.api.endpoints import Shape
 
 MINUTE_S = 60.0
 _HOUR_S = 3600
+# No request has more tokens, whatever the bytes of its media.
+_MAX_TOKENS = 2**20
 # Bytes per token for an estimate: of text in JSON, and of an event with one token.
 TEXT_BYTES = 4
 EVENT_BYTES = 200
@@ -139,11 +141,16 @@ def budget_headers(charge: Charge, shape: Shape) -> Headers:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """An admitted request. Each permit needs its `end`. charge: to budgets; None for none."""
+    """An admitted request. Each permit needs its `end`.
+
+    charge: the charge to budgets; None for none.
+    context_tokens: the most tokens of a request.
+    """
 
     account: Account
     shape: Shape
     charge: Charge | None = None
+    context_tokens: int = _MAX_TOKENS
 
     def headers(self, now: float) -> Headers:
         """The remaining limits, for the head of the answer."""
@@ -155,11 +162,11 @@ class Permit:
         return b"".join(b"%b: %b\r\n" % pair for pair in self.headers(now))
 
     @property
-    def estimate_limit(self) -> int | None:
-        """The most tokens of an estimate; 0: no limit counts tokens, None: there is no most."""
-        if self.charge is not None:
-            return None
-        return self.account.tokens.size if self.account.tokens is not None else 0
+    def estimate_limit(self) -> int:
+        """The most tokens of an estimate; 0: no limit counts tokens."""
+        if self.account.tokens is not None:
+            return min(self.account.tokens.size, self.context_tokens)
+        return self.context_tokens if self.charge is not None else 0
 
     def end(self, count: TokenCount, now: float, *, has_reached_engine: bool = True) -> None:
         """Count the end of the request. Budgets take nothing for one that no engine got."""
@@ -178,13 +185,20 @@ class RateLimiter:
         self.teller = teller
 
     def admit(
-        self, key: Key, shape: Shape, now: float, model: str = "", asked_bytes: int = 0
+        self,
+        key: Key,
+        shape: Shape,
+        now: float,
+        model: str = "",
+        asked_bytes: int = 0,
+        context_tokens: int | None = None,
     ) -> Permit | None:
         """A permit for one request; None: the key has no limits. Raises RateLimited, and the errors
         of `Teller.admit`.
 
         model: the model to ask; "": none, so that the request counts for no budget.
         asked_bytes: the bytes of its body, where that is text.
+        context_tokens: the context of the model; None: not known.
         """
         if key.limit is None:
             return None
@@ -195,15 +209,18 @@ class RateLimiter:
         account.admit(shape, now)
         if not key.limit.budgets or not model or self.teller is None:
             return Permit(account, shape)
+        # Media count as text here, and would be more tokens than any request has.
+        context_tokens = context_tokens or _MAX_TOKENS
+        prompt_tokens = min(asked_bytes // TEXT_BYTES, context_tokens)
         try:
-            charge = self.teller.admit(key.limit.budgets, model, asked_bytes // TEXT_BYTES)
-        except FitserveError as error:
+            charge = self.teller.admit(key.limit.budgets, model, prompt_tokens)
+        except BaseException as error:
             account.end(0, now)
             if isinstance(error, QuotaExhausted):
                 charge = Charge(self.teller, key.limit.budgets, model, NO_AMOUNTS)
                 error.headers = budget_headers(charge, shape)
             raise
-        return Permit(account, shape, charge)
+        return Permit(account, shape, charge, context_tokens)
 
     def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002
         return Account(limit, now)
@@ -216,10 +233,10 @@ class RateLimiter:
         }
 
 
-def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, limit: int | None) -> int:
+def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, limit: int) -> int:
     """The tokens of a request and its answer, estimated from their bytes; at most `limit`."""
     tokens = asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES)
-    return tokens if limit is None else min(limit, tokens)
+    return min(limit, tokens)
 
 
 def _duration(seconds: float) -> bytes:

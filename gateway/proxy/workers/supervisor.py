@@ -7,11 +7,11 @@ them all. The control process holds the sockets too: connections to a dead worke
 successor.
 
     a worker dies             its streams end; it is restarted immediately, or after a doubling
-                              delay if it died young a worker hangs            it reports nothing
-                              for HANG_TIMEOUT_S and is killed the control process dies  the workers
-                              continue; the next gateway on the data folder ends them
-                              (`gateway.proxy.workers.orphaned_workers`) SIGTERM
-                              all workers finish their answers, within the grace time
+                              delay if it died young
+    a worker hangs            it reports nothing for HANG_TIMEOUT_S and is killed
+    the control process dies  the workers continue; the next gateway on the data folder ends them
+                              (`gateway.proxy.workers.orphaned_workers`)
+    SIGTERM                   all workers finish their answers, within the grace time
 """
 
 from __future__ import annotations

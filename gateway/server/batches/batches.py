@@ -107,7 +107,7 @@ class Batches:
     # --- calls of clients ---
 
     async def create(self, key: Key, body: NewBatch) -> BatchRecord:
-        """A new batch, which runs immediately. Raises BadRequest, NotFound, QuotaReached, OSError."""
+        """A new batch, which begins to run. Raises BadRequest, NotFound, QuotaReached, OSError."""
         _check_metadata(body.metadata)
         now = time.time()
         lifetime_s = self.store.quotas.days * _DAY_S

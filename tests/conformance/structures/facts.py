@@ -31,10 +31,14 @@ _DERIVED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 class Facts(NamedTuple):
-    """shards: the shards by pattern, at a tensor parallel size of 2. whole: the merged parts by
-    pattern that every rank then has whole. plain: patterns of layers that FP8 leaves alone. absent,
-    aliases: as in gateway/models/families/model_structure.py. packed: names that a checkpoint has
-    for a fused layer."""
+    """Facts of a family that its weightless build shows.
+
+    shards: the shards by pattern, at a tensor parallel size of 2.
+    whole: the merged parts by pattern that every rank then has whole.
+    plain: patterns of layers that FP8 leaves alone.
+    absent, aliases: as in gateway/models/families/model_structure.py.
+    packed: names that a checkpoint has for a fused layer.
+    """
 
     shards: dict[str, str]
     whole: dict[str, tuple[int, ...]]

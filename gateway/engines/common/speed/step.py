@@ -1,10 +1,10 @@
 """Seconds of an engine's steps and requests, from bytes over bandwidth and products over peaks.
 Pure.
 
-clock = StepClock(work, machine, table) clock.decode_s(requests, context)          between two
-tokens of a request among this many clock.prompts_s(count, length, limit)      to compute prompts,
-in batches of at most this many tokens clock.total_per_s(...), clock.first_token_s(...)  the speed
-for users
+clock = StepClock(work, machine, table)
+clock.decode_s(requests, context)          between two tokens of a request among this many
+clock.prompts_s(count, length, limit)      to compute prompts, in batches of at most `limit` tokens
+clock.total_per_s(...), clock.first_token_s(...)  the speed for users
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.domain.grant import Allowance, Grant
-from gateway.errors import FitserveError, Forbidden, QuotaExhausted
+from gateway.errors import FitserveError, Forbidden, QuotaExhausted, StoreError
 from gateway.keys import UsageRow
 from gateway.proxy.access.auth import Key, key_of
 from gateway.proxy.access.budget_book import BudgetBook
@@ -43,8 +44,10 @@ class Desk:
         self.grants.append(grant)
         return key_of(grant, name.encode().ljust(32), self.book.budgets_of(grant, self.grants))
 
-    def admit(self, key: Key, model: str = "m", asked_bytes: int = 0) -> Permit:
-        permit = self.limiter.admit(key, "openai", 0.0, model, asked_bytes)
+    def admit(
+        self, key: Key, model: str = "m", asked_bytes: int = 0, context_tokens: int | None = None
+    ) -> Permit:
+        permit = self.limiter.admit(key, "openai", 0.0, model, asked_bytes, context_tokens)
         assert permit is not None
         return permit
 
@@ -85,6 +88,46 @@ def test_the_prompt_counts_before_the_answer_and_the_report_after_it(tmp_path: P
     assert desk.day_of(key) == Amounts(1, 100, 0, 100_000)
     permit.end(TokenCount(90, 30), 0.0)
     assert desk.day_of(key)[:2] == (1, 120)
+
+
+def test_an_estimate_has_no_more_tokens_than_the_context_of_the_model(tmp_path: Path) -> None:
+    """An image in a body is some megabytes, and far fewer tokens than their text."""
+    desk = Desk(tmp_path)
+    key = desk.key(tokens_per_day=1_000_000)
+    permit = desk.admit(key, asked_bytes=20_000_000, context_tokens=32_768)
+    assert desk.day_of(key).tokens == 32_768
+    assert permit.estimate_limit == 32_768
+    assert desk.admit(desk.key("other", requests_per_day=1)).estimate_limit == 2**20
+
+
+def test_a_reservation_of_yesterday_takes_nothing_from_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(tokens_per_day=1_000, tokens_per_month=1_000)
+    permit = desk.admit(key, asked_bytes=400)
+    monkeypatch.setattr(time, "time", lambda: NOON + 86_400)
+    permit.end(TokenCount(90, 30), 0.0)
+    assert key.limit is not None
+    (use,) = desk.book.use_of(key.limit.budgets)
+    assert (use.usage.day.tokens, use.usage.month.tokens) == (120, 120)
+
+
+def test_an_error_of_the_ledger_leaves_no_request_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    key = desk.key(requests_per_day=5)
+
+    def fail(*_arguments: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(StoreError, match="cannot be read: Input/output error"):
+            desk.admit(key)
+    permit = desk.admit(key)
+    assert permit.account._active_requests == 1
 
 
 def test_a_spent_budget_of_tokens_refuses_the_next_request(tmp_path: Path) -> None:

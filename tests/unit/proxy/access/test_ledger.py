@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_a_row_keeps_its_counts_over_a_restart(tmp_path: Path) -> None:
     ledger, row = row_in(tmp_path)
     other_row = LedgerRows(ledger).row_of("group team", no_usage)
     assert row != other_row
-    ledger.add(row, TODAY, COST)
+    ledger.add(row, TODAY, COST, COST)
     ledger.close()
     ledger, row = row_in(tmp_path)
     assert ledger.read(row, TODAY) == Usage(COST, COST)
@@ -56,9 +57,9 @@ def test_a_new_row_begins_with_the_stored_usage(tmp_path: Path) -> None:
 
 def test_a_day_and_a_month_begin_with_nothing(tmp_path: Path) -> None:
     ledger, row = row_in(tmp_path)
-    ledger.add(row, TODAY, COST)
+    ledger.add(row, TODAY, COST, COST)
     tomorrow = TODAY._replace(day=TODAY.day + 1)
-    ledger.add(row, tomorrow, COST)
+    ledger.add(row, tomorrow, COST, COST)
     assert ledger.read(row, tomorrow) == Usage(COST, COST.plus(COST))
     next_month = Calendar(TODAY.day + 31, TODAY.month + 1)
     assert ledger.read(row, next_month) == Usage()
@@ -69,13 +70,13 @@ def test_a_clock_that_steps_back_a_little_gives_no_second_budget(
     tmp_path: Path, days: int, counts: Amounts
 ) -> None:
     ledger, row = row_in(tmp_path)
-    ledger.add(row, TODAY, COST)
+    ledger.add(row, TODAY, COST, COST)
     assert ledger.read(row, TODAY._replace(day=TODAY.day + days)).day == counts
 
 
 def test_a_refund_leaves_no_debt(tmp_path: Path) -> None:
     ledger, row = row_in(tmp_path)
-    ledger.add(row, TODAY, NO_AMOUNTS.minus(COST))
+    ledger.add(row, TODAY, NO_AMOUNTS.minus(COST), NO_AMOUNTS.minus(COST))
     assert ledger.read(row, TODAY) == Usage()
 
 
@@ -89,7 +90,7 @@ def test_a_killed_process_loses_no_count_and_processes_lose_none_of_each_other(
         if not child:
             own_ledger = Ledger(tmp_path)
             for _ in range(200):
-                own_ledger.add(row, TODAY, COST)
+                own_ledger.add(row, TODAY, COST, COST)
             os.kill(os.getpid(), signal.SIGKILL)
         children.append(child)
     for child in children:
@@ -97,9 +98,37 @@ def test_a_killed_process_loses_no_count_and_processes_lose_none_of_each_other(
     assert ledger.read(row, TODAY).day == Amounts(*(800 * amount for amount in COST))
 
 
+def test_threads_of_one_process_lose_no_count_of_each_other(tmp_path: Path) -> None:
+    ledger, row = row_in(tmp_path)
+
+    def add() -> None:
+        for _ in range(500):
+            ledger.add(row, TODAY, COST, COST)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledger.read(row, TODAY).day.requests == 2_000
+
+
+def test_an_owner_gets_its_row_only_with_the_stored_usage(tmp_path: Path) -> None:
+    rows = LedgerRows(Ledger(tmp_path))
+
+    def fail(_today: Calendar) -> Usage:
+        raise StoreError("The store is away.", hint="Try again.")
+
+    with pytest.raises(StoreError):
+        rows.row_of("key app", fail)
+    usage = Usage(Amounts(1), Amounts(5))
+    row = rows.row_of("key app", lambda _today: usage)
+    assert rows.ledger.read(row, Calendar.today()) == usage
+
+
 def test_a_folder_that_cannot_be_written_has_counts_in_memory(tmp_path: Path) -> None:
     ledger, row = row_in(tmp_path / "missing")
-    ledger.add(row, TODAY, COST)
+    ledger.add(row, TODAY, COST, COST)
     assert ledger.read(row, TODAY) == Usage(COST, COST)
     assert not (tmp_path / "missing").exists()
 
