@@ -479,7 +479,8 @@ def _steps_and_advice(
     own_steps = remedy.fill_steps(row.steps, case)
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
     leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
-    advised, late_advice = ((), case.advice) if is_text_row else (case.advice, ())
+    advised = () if is_text_row else case.advice
+    late_advice = _unnamed_advice(case, (*row.steps, *kind.steps)) if is_text_row else ()
     step_texts = (*advised, *leading)
     step_texts += (
         (*own_steps, *(late_advice if own_steps else ()), *trailing)
@@ -506,6 +507,16 @@ def _steps_and_advice(
         or next(iter(steps), "")
     )
     return steps or ((advice,) if advice else ()), advice
+
+
+def _unnamed_advice(case: Case, steps: Sequence[CureStep]) -> tuple[str, ...]:
+    """The requests of the message without those whose flags other steps name with more details."""
+    flags = set(_FLAG.findall(" ".join(remedy.fill_steps(tuple(steps), case))))
+    return tuple(
+        step
+        for step in case.advice
+        if not (named_flags := set(_FLAG.findall(step))) or not named_flags <= flags
+    )
 
 
 def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:

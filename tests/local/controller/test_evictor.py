@@ -311,8 +311,13 @@ async def test_one_copy_leaves_for_another_model_while_the_other_serves(
             assert "pair (copy 2) is unloaded" in (await gateway.until("c", "stopped"))["detail"]
             assert (await ask(gateway, "c")).status_code == 200
             assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
-            view = await gateway.show("pair")
-            assert (view["state"], view["detail"][:20]) == ("ready", "1 of 2 copies serve;")
+
+            async def says_one_serves() -> bool:
+                view = await gateway.show("pair")
+                return (view["state"], view["detail"][:20]) == ("ready", "1 of 2 copies serve;")
+
+            # The other copy is planned meanwhile, and says its reason afterwards.
+            await wait_until("one of two copies serves", says_one_serves)
             # It is asked all the time, and still nobody leaves for its second copy: its requests do
             # not wait.
             before = len(answers)

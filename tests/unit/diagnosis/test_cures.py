@@ -434,7 +434,7 @@ def test_a_row_with_one_step_gets_the_general_steps_of_its_kind() -> None:
     assert len(failure.steps) >= 2
 
 
-def test_what_a_message_asks_for_stands_behind_the_steps_of_its_row() -> None:
+def test_the_requests_of_a_message_follow_the_steps_of_its_row() -> None:
     failure = read(
         "Traceback (most recent call last):",
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."

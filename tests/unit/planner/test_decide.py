@@ -53,7 +53,7 @@ def test_every_choice_has_a_reason_and_a_source() -> None:
     choices = [
         value for name in Plan.model_fields if isinstance(value := getattr(best, name), Choice)
     ]
-    assert len(choices) == 22
+    assert len(choices) == 23
     assert all(choice.reason and choice.source for choice in choices)
 
 

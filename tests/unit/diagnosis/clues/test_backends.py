@@ -75,7 +75,7 @@ def test_the_folder_of_a_frame_leads_to_the_flag(
     ],
     ids=["another package", "no such part", "a flag of fitserve's own", "far from the failure"],
 )
-def test_a_frame_of_no_such_part_leads_nowhere(frames: list[str]) -> None:
+def test_a_frame_of_another_part_names_no_flag(frames: list[str]) -> None:
     assert find(*frames) == {}
 
 

@@ -33,7 +33,7 @@ def nodes_of(machine: str, full_gpus: Mapping[int, Collection[int]]) -> tuple[No
     )
 
 
-def test_nodes_with_as_many_free_gpus_are_alike_whichever_these_are() -> None:
+def test_nodes_with_equal_counts_of_free_gpus_are_alike() -> None:
     nodes = nodes_of("8xh100", {0: {0, 5}, 1: {2, 3}})
     (kind,) = node_kinds(nodes, {}, "m")
     for node, original in zip(kind.nodes, nodes, strict=True):
