@@ -178,7 +178,7 @@ def group(
     remove: Annotated[bool, typer.Option("--rm", help="Remove a group without keys.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a group of keys, or replace its budget, which all of its keys share."""
+    """Make a group of keys, or replace the budget that its keys share."""
     path = f"/admin/key-groups/{path_segment(name)}"
     if remove:
         answer = call("DELETE", path)
