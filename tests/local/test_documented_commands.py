@@ -194,9 +194,15 @@ async def test_documented_commands_run(tmp_path: Path, monkeypatch: pytest.Monke
 
     with FakeHub({"org/name": FakeRepo(model()), **REPOS}) as hub:
         hub.listed, hub.variants = ROWS, {name: [] for name in REPOS}
+        prices = tmp_path / "prices.yaml"
+        prices.write_text('models: {"*": {gpu_hour: 2.50}}\n')
         async with (
             running(
-                tmp_path, healthy, hf_endpoint=hub.url(), models_dir=tmp_path / "cache"
+                tmp_path,
+                healthy,
+                hf_endpoint=hub.url(),
+                models_dir=tmp_path / "cache",
+                prices=prices,
             ) as gateway,
             Upstream(lists_one_model) as engine,
         ):
