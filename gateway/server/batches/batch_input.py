@@ -40,12 +40,24 @@ class InputReport(NamedTuple):
 
 
 class InputLine(NamedTuple):
-    """A checked line. body: the request in JSON."""
+    """A checked line.
+
+    body: the request in JSON.
+    offset: bytes of the file before the line.
+    """
 
     number: int
     custom_id: str
     model: str
     body: bytes
+    offset: int = 0
+
+
+class InputStart(NamedTuple):
+    """The first line to read: its number, and the bytes of the file before it."""
+
+    number: int = 0
+    offset: int = 0
 
 
 class _LineFields(msgspec.Struct):
@@ -83,7 +95,7 @@ def check_input(
     errors: list[BatchError] = []
     total = 0
     with path.open("rb") as file:
-        for row, text in _texts(file, limits.line_bytes):
+        for row, _, text in _texts(file, limits.line_bytes):
             total += 1
             if total > limits.lines:
                 message = f"The file has more than {limits.lines:,} lines."
@@ -104,29 +116,41 @@ def check_input(
     return InputReport(total, tuple(errors))
 
 
-def input_lines(path: Path, endpoint: str, limits: InputLimits) -> Iterator[InputLine]:
-    """The lines of a file that was checked. Raises OSError."""
-    number = -1
+def input_lines(
+    path: Path,
+    endpoint: str,
+    limits: InputLimits,
+    start: InputStart = InputStart(),  # noqa: B008
+    is_done: Callable[[int], bool] = lambda _: False,
+) -> Iterator[InputLine]:
+    """The lines of a file that was checked. Raises OSError, InputProblem.
+
+    is_done: whether the line of a number is left out.
+    """
     with path.open("rb") as file:
-        for _, text in _texts(file, limits.line_bytes):
-            number += 1
-            line = _read(text, endpoint, limits.line_bytes)
-            yield line._replace(number=number)
+        file.seek(start.offset)
+        texts = _texts(file, limits.line_bytes)
+        for number, (_, offset, text) in enumerate(texts, start.number):
+            if not is_done(number):
+                line = _read(text, endpoint, limits.line_bytes)
+                yield line._replace(number=number, offset=start.offset + offset)
 
 
-def _texts(file: BinaryIO, line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, with their numbers from 1. Of a line that is too long only the
-    beginning is read."""
-    row = 0
+def _texts(file: BinaryIO, line_bytes: int) -> Iterator[tuple[int, int, bytes]]:
+    """The lines that are not empty, with their numbers from 1 and the bytes before them. Of a line
+    that is too long only the beginning is read."""
+    row = next_offset = 0
     while text := file.readline(line_bytes + 2):
+        offset, next_offset = next_offset, next_offset + len(text)
         row += 1
         if row % _LINES_AT_ONCE == 0:
             time.sleep(0)  # the event loop takes its turn
         end = text
         while len(end) == line_bytes + 2 and not end.endswith(b"\n"):
             end = file.readline(line_bytes + 2)
+            next_offset += len(end)
         if text.strip():
-            yield row, text
+            yield row, offset, text
 
 
 def _read(text: bytes, endpoint: str, line_bytes: int) -> InputLine:

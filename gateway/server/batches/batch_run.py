@@ -8,19 +8,30 @@
 A run begins again after a crash: its result files say which lines are answered. So no answered line
 is asked again, and no line is lost. The lines of a batch that expires get results too. A batch
 whose key is revoked ends immediately.
+
+A line that has to wait, such as for a budget, leaves its place and the memory. Its batch reads no
+further until the pause is over, and then reads such lines again. So no batch holds up others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from gateway.errors import Conflict, FitserveError, NotReady, QuotaReached, UpstreamError
+from gateway.errors import (
+    Conflict,
+    FitserveError,
+    NotReady,
+    QuotaReached,
+    UpstreamError,
+    short_reason,
+)
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Key
 from gateway.secret import Secret
@@ -29,6 +40,7 @@ from gateway.server.batches.batch_input import (
     InputLine,
     InputProblem,
     InputReport,
+    InputStart,
     check_input,
     input_lines,
 )
@@ -37,6 +49,7 @@ from gateway.server.batches.file_threads import FileThreads
 from gateway.server.batches.line_client import LineClient, LineReply
 from gateway.server.batches.line_places import LinePlace, LinePlaces
 from gateway.server.batches.line_step import next_step, pause_s
+from gateway.server.batches.reading_turns import ReadingTurns
 from gateway.server.batches.records import (
     BatchError,
     BatchRecord,
@@ -82,6 +95,7 @@ class RunParts:
     threads: FileThreads
     client: LineClient
     places: LinePlaces
+    turns: ReadingTurns
     limits: InputLimits
     key_of: Callable[[str], Key | None]
     token_of: Callable[[Key], Secret | None]
@@ -99,11 +113,18 @@ class BatchRun:
         self._cause: Cause | None = "cancelled" if record.status == "cancelling" else None
         self._errors: tuple[BatchError, ...] = ()
         self._writer: ResultWriter
+        self._last_sent = InputStart()
+        self._open_offsets: dict[int, int] = {}  # lines sent, without a result
+        self._sent_lines: set[int] = set()
+        self._failures: Counter[int] = Counter()  # tries of a line that failed
+        self._pauses = 0  # since the last result
+        self._pause_s: float | None = None  # the pause that a line asks for
+        self._change = asyncio.Event()  # a sent line has a result, or has to wait
 
     # --- called by others ---
 
     async def cancel(self) -> BatchRecord:
-        """Cancel the batch; the record then. Raises Conflict, OSError."""
+        """Cancel the batch; the record then. Raises Conflict, NotReady, OSError."""
         async with self._lock:
             if self.record.status in ("validating", "in_progress"):
                 await self._save(self._next_record("cancelling"))
@@ -166,6 +187,8 @@ class BatchRun:
                         return  # cancelled meanwhile
                     await self._save(self._next_record(status, **changes))
                     return
+            except NotReady:
+                await asyncio.Future()  # the gateway stops, and cancels this run
             except OSError as error:
                 log.error(  # noqa: TRY400
                     "the state of a batch cannot be written, and waits",
@@ -229,21 +252,51 @@ class BatchRun:
             was_done = feeding.done()
             feeding.cancel()
             await asyncio.wait({feeding, halting})
+            self._sent_lines.clear()
         if was_done:
             feeding.result()
 
     async def _feed(self) -> None:
-        places = self._parts.places
+        """Send lines in rounds, until all have results. A round ends where a line has to wait."""
+        record = self.record
         async with asyncio.TaskGroup() as group:
-            async for line in self._lines():
+            while self._cause is None:
+                async with self._parts.turns.turn(record.owner, record.made_at):
+                    await self._send_lines(group)
+                while self._pause_s is None and self._sent_lines:
+                    self._change.clear()
+                    await self._change.wait()
+                if self._pause_s is None:
+                    return
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = None
+
+    async def _send_lines(self, group: asyncio.TaskGroup) -> None:
+        """Send lines until one has to wait."""
+        places = self._parts.places
+        async with aclosing(self._lines()) as lines:
+            async for line in lines:
                 place = LinePlace(self.record.owner, line.model, len(line.body))
                 await places.wait(place)
+                if self._pause_s is not None:
+                    return
                 places.take(place)
+                self._note_start(line)
                 task = group.create_task(self._answer(line))
                 # A task that is cancelled before its first step runs no line of its function.
-                task.add_done_callback(partial(_release, places, place))
+                task.add_done_callback(partial(self._note_end, line.number, place))
 
-    async def _lines(self) -> AsyncIterator[InputLine]:
+    def _note_start(self, line: InputLine) -> None:
+        self._last_sent = max(self._last_sent, InputStart(line.number, line.offset))
+        self._open_offsets[line.number] = line.offset
+        self._sent_lines.add(line.number)
+
+    def _note_end(self, number: int, place: LinePlace, _: object) -> None:
+        self._parts.places.release(place)
+        self._sent_lines.discard(number)
+        self._change.set()
+
+    async def _lines(self) -> AsyncGenerator[InputLine, None]:
         """The lines without a result, read in threads."""
         lines = self._rest()
         while True:
@@ -258,27 +311,36 @@ class BatchRun:
                 yield line
 
     def _rest(self) -> Iterator[InputLine]:
-        """The lines without a result. Blocks."""
+        """The lines without a result that are not sent now. Blocks."""
         parts, record = self._parts, self.record
         path = parts.store.path(record.input_file_id)
-        marks = self._writer.marks
-        return (
-            line
-            for line in input_lines(path, record.endpoint, parts.limits)
-            if not marks[line.number]
-        )
+        marks, sent_lines = self._writer.marks, self._sent_lines
+
+        def is_done(number: int) -> bool:
+            # The order matters: a line has its mark before it leaves the lines that were sent.
+            return number in sent_lines or bool(marks[number])
+
+        # All lines before the first open one have results.
+        start = min(map(InputStart._make, self._open_offsets.items()), default=self._last_sent)
+        return input_lines(path, record.endpoint, parts.limits, start, is_done)
 
     async def _answer(self, line: InputLine) -> None:
-        await self._writer.add(await self._result(line))
+        result = await self._result(line)
+        if result is None:
+            return
+        await self._writer.add(result)
+        self._failures.pop(line.number, None)
+        self._open_offsets.pop(line.number, None)
+        self._pauses = 0
         self._show_counts()
 
-    async def _result(self, line: InputLine) -> LineResult:
-        """The result of a line, after as many tries as it needs."""
-        failures = 0
-        for tries in itertools.count():
+    async def _result(self, line: InputLine) -> LineResult | None:
+        """The result of a line after few tries; None: the line has to wait."""
+        while True:
             answer, reason = await self._ask(line)
             body = None if answer is None else await self._plain_body(answer.body)
             status, code = (answer.status, answer.error_code) if answer else (None, "")
+            failures = self._failures[line.number]
             step = next_step(status, code, failures, is_json=body is not None)
             if status == _NO_MODEL and not self._lacks_model(line.model):
                 step = "wait"  # a worker that has begun knows all models shortly
@@ -290,11 +352,19 @@ class BatchRun:
                     else answer_result(id_, line.custom_id, answer.status, answer.request_id, body)
                 )
                 return LineResult(line.number, text, is_error=step == "error")
-            if step == "repeat":
-                failures += 1
             self.review()
-            await asyncio.sleep(pause_s(tries, answer.retry_after_s if answer else None))
-        raise AssertionError  # the count has no end
+            retry_after_s = answer.retry_after_s if answer else None
+            if step == "wait":
+                self._delay(pause_s(self._pauses, retry_after_s))
+                return None
+            self._failures[line.number] += 1
+            await asyncio.sleep(pause_s(failures, retry_after_s))
+
+    def _delay(self, seconds: float) -> None:
+        """Read no further lines until a pause is over."""
+        if self._pause_s is None:
+            self._pauses += 1
+        self._pause_s = max(self._pause_s or 0, seconds)
 
     def _lacks_model(self, model: str) -> bool:
         key = self._parts.key_of(self.record.owner)
@@ -355,6 +425,8 @@ class BatchRun:
             try:
                 await self._parts.threads.run(self._keep_results)
                 break
+            except NotReady:
+                await asyncio.Future()  # the gateway stops, and cancels this run
             except OSError as error:
                 log.error(  # noqa: TRY400
                     "results of a batch cannot be kept, and wait",
@@ -400,10 +472,6 @@ class BatchRun:
                 )
 
 
-def _release(places: LinePlaces, place: LinePlace, _: object) -> None:
-    places.release(place)
-
-
 def _read_ahead(lines: Iterator[InputLine]) -> list[InputLine]:
     """The next lines, few enough for memory. Blocks."""
     group: list[InputLine] = []
@@ -417,8 +485,9 @@ def _read_ahead(lines: Iterator[InputLine]) -> list[InputLine]:
 
 
 def _input_error(error: Exception) -> BatchError:
-    """The error of a batch whose input can be read no more."""
-    return BatchError(code="input_unreadable", message=f"The input cannot be read: {error}.")
+    """The error of a batch whose input can be read no more, without paths of the gateway."""
+    message = f"The input cannot be read: {short_reason(error)}."
+    return BatchError(code="input_unreadable", message=message)
 
 
 def ended_error(record: BatchRecord) -> FitserveError:

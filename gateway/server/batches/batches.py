@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gateway.errors import BadRequest, Busy, FitserveError
+from gateway.keys import digest_of
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
 from gateway.proxy.api import endpoints
 from gateway.secret import Secret
@@ -20,6 +21,7 @@ from gateway.server.batches.line_client import LineClient
 from gateway.server.batches.line_places import LinePlaces, lines_at_once, lines_of_key
 from gateway.server.batches.own_connections import OwnConnections
 from gateway.server.batches.owner import key_of_owner, owner_of
+from gateway.server.batches.reading_turns import ReadingTurns
 from gateway.server.batches.records import BatchRecord, NewBatch
 from gateway.supervision import SupervisedTask
 
@@ -61,6 +63,7 @@ class Batches:
                 lambda model: lines_at_once(routes.table.models.get(model)),
                 lambda owner: lines_of_key(key_of_owner(owner, front.keys)),
             ),
+            turns=ReadingTurns(),
             limits=InputLimits(settings.batch_lines, settings.body_limit_bytes),
             key_of=lambda owner: key_of_owner(owner, front.keys),
             token_of=self._token_of,
@@ -100,14 +103,19 @@ class Batches:
             await asyncio.gather(*(task.close() for task in tasks))
 
     def review(self) -> None:
-        """End the batches of keys that were revoked."""
+        """End the batches of keys that were revoked, and forget tokens of such keys."""
+        valid_keys = self._front.keys.table.keys
+        self._tokens = {
+            owner: token for owner, token in self._tokens.items() if digest_of(token) in valid_keys
+        }
         for run in list(self._runs.values()):
             run.review()
 
     # --- calls of clients ---
 
     async def create(self, key: Key, body: NewBatch) -> BatchRecord:
-        """A new batch, which begins to run. Raises BadRequest, NotFound, QuotaReached, OSError."""
+        """A new batch, which begins to run. Raises BadRequest, NotFound, QuotaReached, NotReady,
+        OSError."""
         _check_metadata(body.metadata)
         now = time.time()
         lifetime_s = self.store.quotas.days * _DAY_S
@@ -132,7 +140,7 @@ class Batches:
         return record
 
     async def cancel(self, owner: str, id_: str) -> BatchRecord:
-        """Cancel a batch; its state then. Raises NotFound, Conflict, OSError."""
+        """Cancel a batch; its state then. Raises NotFound, Conflict, NotReady, OSError."""
         record = self.store.batch(owner, id_)
         run = self._runs.get(id_)
         if run is not None:
@@ -186,11 +194,12 @@ class Batches:
         if key is ANONYMOUS_KEY:
             return None
         owner = owner_of(key)
-        if owner not in self._tokens:
-            self._tokens[owner] = self._front.keys.issue_token(key)
+        token = self._tokens.get(owner)
+        if token is None or digest_of(token) not in self._front.keys.table.keys:
+            token = self._tokens[owner] = self._front.keys.issue_token(key)
             if self._front.workers is not None:
                 self._front.workers.publish_keys()
-        return self._tokens[owner]
+        return token
 
     def _model_problem(self, key: Key, path: str, model: str) -> str:
         try:

@@ -11,7 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.server.batches import batches, line_step, result_writer
+from gateway.server.batches import batches, line_step, reading_turns, result_writer
+from gateway.server.batches.batch_run import BatchRun
 from tests.support.batch_calls import (
     BODIES,
     CHAT,
@@ -58,6 +59,27 @@ class WaitingCalls:
             await call.closed.wait()
         finally:
             self.count -= 1
+
+
+@pytest.fixture
+def delayed_batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of batches whose lines had to wait, one for each time. Few lines run concurrently."""
+    batch_ids: list[str] = []
+    delay = BatchRun._delay
+
+    def note_delay(run: BatchRun, seconds: float) -> None:
+        batch_ids.append(run.record.id)
+        delay(run, seconds)
+
+    monkeypatch.setattr(BatchRun, "_delay", note_delay)
+    monkeypatch.setattr(batches, "lines_at_once", lambda _: 2)
+    return batch_ids
+
+
+async def until_delays(delayed_batches: list[str], count: int) -> None:
+    """Wait until lines had to wait that many times more."""
+    end = len(delayed_batches) + count
+    await until(lambda: len(delayed_batches) >= end)
 
 
 def asked_count(upstream: Upstream) -> int:
@@ -346,6 +368,70 @@ async def test_a_key_with_a_full_minute_goes_on_in_the_next(
         await until(lambda: json.loads(record.read_bytes())["status"] == "completed")
         assert asked_count(upstream) == 40
         assert json.loads(record.read_bytes())["failed"] == 0
+        await client.close()
+
+
+async def test_lines_of_a_spent_budget_wait_and_are_answered_once(
+    tmp_path: Path, delayed_batches: list[str]
+) -> None:
+    answers: Counter[str] = Counter()
+
+    async def script(call: Call) -> None:
+        answers[json.loads(call.body)["user"]] += 1
+        await answer_with_usage(call)
+
+    async with gateway(tmp_path, script) as (server, _):
+        key = await make(server, "app", budget={"tokens_per_day": 200})
+        client = sdk(server.url, key)
+        lines = [batch_line(f"line-{number}", user=str(number)) for number in range(20)]
+        batch = await make_batch(client, b"".join(lines))
+        await until_delays(delayed_batches, 8)
+        # Four answers spend the budget, and requests in time may exceed it.
+        assert 4 <= len(answers) < 8
+        path = "/admin/keys/app/budget"
+        assert (await server.client.put(path, json={})).status_code == 200
+        batch = await until_status(client, batch)
+        assert (batch.status, batch.error_file_id) == ("completed", None)
+        rows = await results(client, batch.output_file_id)
+        assert ids(rows) == [f"line-{number}" for number in range(20)]
+        assert answers == Counter(map(str, range(20)))
+        usage = (await server.client.get("/admin/usage", params={"by": "key"})).json()
+        (row,) = (row for row in usage["data"] if row["key"] == "app")
+        assert (row["requests"], row["prompt_tokens"]) == (20, 600)
+        await client.close()
+
+
+async def test_a_batch_of_a_spent_budget_holds_up_no_other_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delayed_batches: list[str]
+) -> None:
+    monkeypatch.setattr(reading_turns, "MAX_TURNS", 1)
+    async with gateway(tmp_path) as (server, upstream):
+        poor_client = sdk(server.url, await make(server, "poor", budget={"tokens_per_day": 50}))
+        rich_client = sdk(server.url, await make(server, "rich"))
+        poor_batch = await make_batch(poor_client, batch_input(10))
+        await until_delays(delayed_batches, 3)
+        rich_batch = await run_batch(rich_client, batch_input(10))
+        assert rich_batch.status == "completed"
+        assert 11 <= asked_count(upstream) < 15
+        assert set(delayed_batches) == {poor_batch.id}
+        for client in (poor_client, rich_client):
+            await client.close()
+
+
+async def test_an_input_that_is_gone_ends_a_batch_without_a_path(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        client = sdk(server.url, await make(server, "app"))
+        file = await client.files.create(file=("x", batch_input(1)), purpose="batch")
+        (tmp_path / "data" / "batches" / "files" / file.id).unlink()
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h"
+        )
+        batch = await until_status(client, batch)
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        (error,) = batch.errors.data or []
+        assert error.code == "input_unreadable"
+        assert error.message == "The input cannot be read: No such file or directory."
         await client.close()
 
 

@@ -12,6 +12,7 @@ from gateway.server.batches.batch_input import (
     MAX_ERRORS,
     InputLimits,
     InputReport,
+    InputStart,
     check_input,
     input_lines,
 )
@@ -98,3 +99,6 @@ def test_lines_are_read_with_numbers_and_bodies_as_they_are(tmp_path: Path) -> N
         (1, "b", "m"),
     ]
     assert rows[1].body == body
+    start = InputStart(rows[1].number, rows[1].offset)
+    assert list(input_lines(path, ENDPOINT, LIMITS, start)) == rows[1:]
+    assert list(input_lines(path, ENDPOINT, LIMITS, is_done=lambda number: number == 1)) == rows[:1]
