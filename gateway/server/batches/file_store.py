@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 from gateway.errors import Conflict, NotFound, NotReady, QuotaReached
 from gateway.proxy.api.protocol import file_too_large_error
-from gateway.server.batches.record_folder import RecordFolder
+from gateway.server.batches.record_folder import RecordFolder, is_record_name
 from gateway.server.batches.records import BatchRecord, FilePurpose, FileRecord
 from gateway.store import atomic_file
 
@@ -53,9 +53,13 @@ class FileStore:
         self._lock = threading.RLock()
         self.is_closed = False  # another process may read the records
         self._bytes: Counter[str] = Counter()
+        self._counted_results: set[str] = set()
 
     def load(self) -> None:
-        """Read the records, and remove the rest of interrupted uploads and deletions."""
+        """Read the records, and remove the rest of interrupted uploads and deletions.
+
+        A record that another version wrote may be unreadable here. Its bytes stay for that version.
+        """
         if not self._files_folder.exists():
             return
         self._files.load()
@@ -68,9 +72,12 @@ class FileStore:
             if not batch.has_ended
             for name in (batch.output_id, batch.error_id)
         }
-        known_names = self._files.records.keys() | results
+        known_names = self._files.records.keys() | self._files.unreadable_ids | results
+        # Bytes without a record can be results of a batch whose record is unreadable.
+        keeps_results = bool(self._batches.unreadable_ids)
         for path in self._files_folder.iterdir():
-            if path.suffix != ".json" and path.name not in known_names:
+            is_kept = path.name in known_names or (keeps_results and is_record_name(path.name))
+            if path.suffix != ".json" and not is_kept:
                 path.unlink(missing_ok=True)
 
     # --- bytes ---
@@ -92,9 +99,11 @@ class FileStore:
             self._bytes[owner] += count
 
     def count_results(self, owner: str, id_: str, count: int) -> None:
-        """Count the bytes of results from before a restart, unless they are a file already."""
+        """Count the bytes of results from before a restart, unless they are a file already. Later
+        results are counted by `grow`, so a run that begins a second time counts nothing."""
         with self._lock:
-            if id_ not in self._files.records:
+            if id_ not in self._files.records and id_ not in self._counted_results:
+                self._counted_results.add(id_)
                 self._bytes[owner] += count
 
     def shrink(self, owner: str, count: int) -> None:
@@ -144,10 +153,10 @@ class FileStore:
     def save_file(self, record: FileRecord) -> None:
         """Make bytes that are on the disk a file. Raises NotReady, OSError."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._files.save(record)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise NotReady once the gateway stops: the next one has read the records."""
         if self.is_closed:
             raise NotReady(
@@ -157,8 +166,10 @@ class FileStore:
             )
 
     def delete_file(self, owner: str, id_: str) -> None:
-        """Delete a file. Raises NotFound, and Conflict for the input of a batch that runs."""
+        """Delete a file. Raises NotFound, NotReady, OSError, and Conflict for the input of a batch
+        that runs."""
         with self._lock:
+            self.check_open()
             record = self.file(owner, id_)
             batch = self._user_of(id_)
             if batch is not None:
@@ -212,7 +223,7 @@ class FileStore:
     def add_batch(self, record: BatchRecord) -> None:
         """Add a batch. Raises NotFound for its input, QuotaReached, NotReady, OSError."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             self.file(record.owner, record.input_file_id)
             batches = self.batches(record.owner)
             runs = [batch for batch in batches if not batch.has_ended]
@@ -230,7 +241,9 @@ class FileStore:
         return self._batches.records.get(id_)
 
     def save_batch(self, record: BatchRecord) -> None:
+        """Write a changed batch. Raises NotReady, OSError."""
         with self._lock:
+            self.check_open()
             self._batches.save(record)
 
     def note_batch(self, record: BatchRecord) -> None:
@@ -241,6 +254,8 @@ class FileStore:
         """Remove files that have expired, and batches that ended as long ago as files are kept."""
         now = time.time()
         with self._lock:
+            if self.is_closed:
+                return
             for record in list(self._files.records.values()):
                 if record.expires_at <= now and self._user_of(record.id) is None:
                     self._remove(record)
@@ -248,6 +263,7 @@ class FileStore:
             for batch in list(self._batches.records.values()):
                 if batch.has_ended and batch.times.get(batch.status, now) < earliest_end:
                     self._batches.remove(batch.id)
+                    self._counted_results -= {batch.output_id, batch.error_id}
 
 
 class NewFile:
@@ -274,7 +290,8 @@ class NewFile:
         self._file.write(data)
 
     def keep(self, filename: str, purpose: FilePurpose, lifetime_s: float) -> FileRecord:
-        """Make the bytes a file, which is on the disk then. Raises OSError."""
+        """Make the bytes a file, which is on the disk then. Raises NotReady, OSError."""
+        self._store.check_open()
         self._file.flush()
         os.fsync(self._file.fileno())
         now = time.time()
@@ -287,7 +304,11 @@ class NewFile:
             made_at=now,
             expires_at=now + lifetime_s,
         )
-        self._path.replace(self._store.path(self.id))
+        try:
+            self._path.replace(self._store.path(self.id))
+        except FileNotFoundError:
+            self._store.check_open()  # the next gateway has removed the upload
+            raise
         atomic_file.sync_folder(self._path.parent)
         self._store.save_file(record)
         self._is_kept = True

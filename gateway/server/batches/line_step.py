@@ -3,7 +3,8 @@
 answer                          then
 2xx with JSON                   a result in the output file
 408, 429, 503, unreachable      another try, until the batch expires: limits of the key, a full
-                                queue, a model that is away, an engine that took no connection
+                                queue, a model that is away, an engine that took no connection,
+                                budgets that cannot be written
 401                             another try, for the batch ends with its key
 other 4xx                       a result in the error file
 anything else, or none          another try, at most MAX_TRIES, then a result in the error file
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gateway.errors import EngineUnreachable
+from gateway.errors import EngineUnreachable, StoreError
 
 MAX_TRIES = 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
 _WAITING_STATUSES = frozenset({401, 408, 429, 503})
 
 # Codes of errors of the gateway, whose engine has not seen the line.
-_WAITING_CODES = frozenset({EngineUnreachable.code})
+_WAITING_CODES = frozenset({EngineUnreachable.code, StoreError.code})
 
 Step = Literal["answer", "error", "wait", "repeat"]
 

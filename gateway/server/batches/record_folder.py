@@ -18,29 +18,38 @@ Record = TypeVar("Record", FileRecord, BatchRecord)
 _NAME = re.compile(r"(?:file-|batch_)[0-9a-f]{24}")
 
 
+def is_record_name(name: str) -> bool:
+    """Whether a name has the form of the id of a record."""
+    return _NAME.fullmatch(name) is not None
+
+
 class RecordFolder(Generic[Record]):
     """The records of one kind. A saved record is on the disk, also after a power cut.
 
     records: the records by id, the oldest first.
+    unreadable_ids: ids of records on the disk that this version cannot read.
     """
 
     def __init__(self, folder: Path, kind: type[Record]) -> None:
         self.records: dict[str, Record] = {}
+        self.unreadable_ids: frozenset[str] = frozenset()
         self._folder = folder
         self._kind: type[Record] = kind
 
     def load(self) -> None:
         """Read all records. A damaged record is logged and left out. Raises OSError."""
-        records = []
+        records, unreadable_ids = [], set[str]()
         for path in self._folder.glob("*.json"):
-            if _NAME.fullmatch(path.stem):
+            if is_record_name(path.stem):
                 try:
                     records.append(self._kind.model_validate_json(path.read_bytes()))
                 except ValidationError as error:
+                    unreadable_ids.add(path.stem)
                     log.error(  # noqa: TRY400
                         "a record cannot be read", file=str(path), error=str(error)[:300]
                     )
         self.records = {record.id: record for record in sorted(records, key=lambda r: r.made_at)}
+        self.unreadable_ids = frozenset(unreadable_ids)
 
     def save(self, record: Record) -> None:
         """Write a new or changed record. Raises OSError, and then keeps the former one."""

@@ -150,3 +150,76 @@ def test_a_store_that_was_handed_over_takes_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotReady):
         add(store, b"x")
     assert store_at(tmp_path).files("a") == []
+
+
+def test_bytes_of_an_unreadable_record_are_kept_for_another_version(tmp_path: Path) -> None:
+    record = add(store_at(tmp_path), b"x")
+    path = tmp_path / "files" / f"{record.id}.json"
+    content = path.read_text()
+    path.write_text(content.replace('"bytes"', '"byte_count"'))
+    assert store_at(tmp_path).files("a") == []
+    path.write_text(content)
+    store = store_at(tmp_path)
+    assert store.files("a") == [record]
+    assert store.path(record.id).read_bytes() == b"x"
+
+
+def test_results_of_an_unreadable_batch_are_kept(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    batch = batch_of(add(store, b"x"))
+    store.add_batch(batch)
+    store.path(batch.output_id).write_bytes(b"result")
+    upload = store.path(f"{new_id('file-')}.part")
+    upload.touch()
+    path = tmp_path / "batches" / f"{batch.id}.json"
+    path.write_text(path.read_text().replace('"owner"', '"key"'))
+    store = store_at(tmp_path)
+    assert store.path(batch.output_id).read_bytes() == b"result"
+    assert not upload.exists()
+    path.unlink()
+    assert not store_at(tmp_path).path(batch.output_id).exists()
+
+
+def test_results_of_a_run_that_restarts_are_counted_once(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    store.count_results("a", "file-1", 10)
+    store.grow("a", 5)
+    store.count_results("a", "file-1", 15)
+    assert store.used_bytes("a") == 15
+
+
+def test_an_upload_after_the_next_gateway_has_begun_is_refused_in_words(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    new_file, late_file = NewFile(store, "a"), NewFile(store, "a")
+    check = store.check_open
+
+    def hand_over() -> None:
+        check()
+        store.is_closed = True
+        store_at(tmp_path)  # removes uploads under way
+
+    store.check_open = hand_over  # type: ignore[method-assign]
+    with pytest.raises(NotReady):
+        new_file.keep("input.jsonl", "batch", 1000)
+    store.check_open = check  # type: ignore[method-assign]
+    with pytest.raises(NotReady):
+        late_file.keep("input.jsonl", "batch", 1000)
+    for file in (new_file, late_file):
+        file.close()
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_a_store_that_was_handed_over_changes_no_record(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    record = add(store, b"x", lifetime_s=1000)
+    old_record = add(store, b"y", lifetime_s=0.0)
+    batch = batch_of(record)
+    store.add_batch(batch)
+    store.is_closed = True
+    with pytest.raises(NotReady):
+        store.delete_file("a", old_record.id)
+    with pytest.raises(NotReady):
+        store.save_batch(batch.evolve(status="cancelled"))
+    store.sweep()
+    assert store.path(old_record.id).exists()
+    assert store_at(tmp_path).batches("a") == [batch]

@@ -49,4 +49,5 @@ def test_pauses_grow_and_follow_the_answer() -> None:
 
 def test_a_line_that_no_engine_has_seen_waits() -> None:
     assert next_step(502, "engine_unreachable", 1000, is_json=True) == "wait"
+    assert next_step(507, "store_error", 1000, is_json=True) == "wait"
     assert next_step(502, "engine_error", 1000, is_json=True) == "error"
