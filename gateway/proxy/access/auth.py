@@ -164,7 +164,7 @@ class Keys:
 
     def issue_token(self, key: Key) -> Secret:
         """A token that asks models as a key may, within its limits at the time of each request. It
-        ends with that key, and is known to this process alone."""
+        ends with that key for good, and is known to this process alone."""
         token = new_key()
         with self._lock:
             self._principals[digest_of(token)] = key.account
@@ -175,6 +175,12 @@ class Keys:
     def _apply(self, keys: Iterable[Key], *, is_closed: bool) -> None:
         """Make these keys the valid keys, and the tokens of those that are among them."""
         keys_by_digest = {key.digest: key for key in keys}
+        if not is_closed:  # otherwise keys are absent that come back
+            self._principals = {
+                digest: principal
+                for digest, principal in self._principals.items()
+                if principal in keys_by_digest
+            }
         tokens = {
             digest: replace(
                 key,

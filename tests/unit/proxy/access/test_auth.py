@@ -359,6 +359,19 @@ def test_a_token_follows_its_key_and_ends_with_that_key() -> None:
     assert not keys.allows(caller, "inference")
 
 
+def test_tokens_are_forgotten_with_their_key_but_not_while_keys_are_unreadable() -> None:
+    key = Key("app", b"d" * 32, frozenset({"inference"}))
+    keys = Keys(Secret(ADMIN), None, [key])
+    authorization = b"Bearer " + keys.issue_token(key).reveal_bytes()
+    keys.swap([], is_closed=True)
+    assert verdict(keys, authorization, "inference") == 401
+    keys.swap([key])
+    assert verdict(keys, authorization, "inference") == 200
+    keys.swap([])
+    keys.swap([key])
+    assert verdict(keys, authorization, "inference") == 401
+
+
 def test_a_gateway_without_keys_stays_open() -> None:
     keys = Keys(None, None)
     keys.issue_token(ANONYMOUS_KEY)
