@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from gateway.server.batches.result_file import ResultFile
 log = Logger("fitserve.batches")
 
 _DISK_RETRY_S = 5.0
+# The most time that a gateway which stops waits for a slow disk.
+_LAST_WRITES_S = 2.0
 
 
 class LineResult(NamedTuple):
@@ -145,7 +148,11 @@ class ResultWriter:
                 self.answer_count += len(part)
 
     async def close(self) -> None:
-        """Close both files, and remove empty ones."""
+        """Close both files after results that are there already, and remove empty files. Results
+        that a disk does not take within some seconds are lost."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WRITES_S):
+                await self.settle()
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})
