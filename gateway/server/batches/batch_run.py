@@ -113,7 +113,7 @@ class BatchRun:
         self._cause: Cause | None = "cancelled" if record.status == "cancelling" else None
         self._errors: tuple[BatchError, ...] = ()
         self._writer: ResultWriter
-        self._last_sent = InputStart()
+        self._last_start = InputStart()
         self._open_offsets: dict[int, int] = {}  # lines sent, without a result
         self._sent_lines: set[int] = set()
         self._failures: Counter[int] = Counter()  # tries of a line that failed
@@ -266,10 +266,11 @@ class BatchRun:
                 while self._pause_s is None and self._sent_lines:
                     self._change.clear()
                     await self._change.wait()
-                if self._pause_s is None:
+                if self._pause_s is not None:
+                    await asyncio.sleep(self._pause_s)
+                    self._pause_s = None
+                elif not self._open_offsets:
                     return
-                await asyncio.sleep(self._pause_s)
-                self._pause_s = None
 
     async def _send_lines(self, group: asyncio.TaskGroup) -> None:
         """Send lines until one has to wait."""
@@ -287,7 +288,7 @@ class BatchRun:
                 task.add_done_callback(partial(self._note_end, line.number, place))
 
     def _note_start(self, line: InputLine) -> None:
-        self._last_sent = max(self._last_sent, InputStart(line.number, line.offset))
+        self._last_start = max(self._last_start, InputStart(line.number, line.offset))
         self._open_offsets[line.number] = line.offset
         self._sent_lines.add(line.number)
 
@@ -321,7 +322,7 @@ class BatchRun:
             return number in sent_lines or bool(marks[number])
 
         # All lines before the first open one have results.
-        start = min(map(InputStart._make, self._open_offsets.items()), default=self._last_sent)
+        start = min(map(InputStart._make, self._open_offsets.items()), default=self._last_start)
         return input_lines(path, record.endpoint, parts.limits, start, is_done)
 
     async def _answer(self, line: InputLine) -> None:

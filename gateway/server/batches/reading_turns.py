@@ -16,7 +16,7 @@ MAX_TURNS_OF_KEY = 4
 
 @dataclass(eq=False, slots=True)
 class _Applicant:
-    """A batch that waits. wake: set when a turn may be free."""
+    """A batch that waits. wake: event of a turn that may be free."""
 
     made_at: float
     owner: str
@@ -46,7 +46,7 @@ class ReadingTurns:
 
     async def _wait(self, applicant: _Applicant) -> None:
         self._applicants.append(applicant)
-        self._applicants.sort(key=lambda one: one.made_at)
+        self._applicants.sort(key=lambda waiter: waiter.made_at)
         try:
             while self._next_applicant() is not applicant:
                 applicant.wake.clear()
@@ -60,7 +60,12 @@ class ReadingTurns:
         if self._owners.total() >= MAX_TURNS:
             return None
         return next(
-            (one for one in self._applicants if self._owners[one.owner] < MAX_TURNS_OF_KEY), None
+            (
+                applicant
+                for applicant in self._applicants
+                if self._owners[applicant.owner] < MAX_TURNS_OF_KEY
+            ),
+            None,
         )
 
     def _wake_all(self) -> None:
