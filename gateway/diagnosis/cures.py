@@ -480,7 +480,8 @@ def _steps_and_advice(
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
     leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
     advised = () if is_text_row else case.advice
-    late_advice = _unnamed_advice(case, (*row.steps, *kind.steps)) if is_text_row else ()
+    shown_steps = row.steps if own_steps else kind.steps
+    late_advice = _unnamed_advice(case, shown_steps) if is_text_row else ()
     step_texts = (*advised, *leading)
     step_texts += (
         (*own_steps, *(late_advice if own_steps else ()), *trailing)

@@ -249,8 +249,8 @@ class Exchange:
                 endpoint.shape,
                 self.started_at,
                 route.alias_of or route.name,
-                len(body) if endpoint.body == "json" else 0,
-                route.card.max_model_len,
+                asked_bytes=len(body) if endpoint.body == "json" else 0,
+                context_tokens=route.card.max_model_len,
             )
         if unknown_hosts:
             self.state = "connecting"

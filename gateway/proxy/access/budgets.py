@@ -229,9 +229,9 @@ class Teller:
 
         reserved_on: the day of the reservation, which a new day or month does not contain.
         """
-        today, rest = Calendar.today(), cost.minus(reservation)
-        day_cost = rest if today.day == reserved_on.day else cost
-        month_cost = rest if today.month == reserved_on.month else cost
+        today, difference = Calendar.today(), cost.minus(reservation)
+        day_cost = difference if today.day == reserved_on.day else cost
+        month_cost = difference if today.month == reserved_on.month else cost
         for budget in budgets:
             try:
                 self.ledger.add(budget.row, today, day_cost, month_cost)

@@ -36,7 +36,7 @@ class Facts(NamedTuple):
     shards: the shards by pattern, at a tensor parallel size of 2.
     whole: the merged parts by pattern that every rank then has whole.
     plain: patterns of layers that FP8 leaves alone.
-    absent, aliases: as in gateway/models/families/model_structure.py.
+    absent, aliases: the fields of these names in gateway/models/families/model_structure.py.
     packed: names that a checkpoint has for a fused layer.
     """
 

@@ -438,10 +438,12 @@ def test_the_requests_of_a_message_follow_the_steps_of_its_row() -> None:
     failure = read(
         "Traceback (most recent call last):",
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
-        " Please try lowering `max_num_seqs` or `gpu_memory_utilization`.",
+        " Please try lowering `max_num_seqs` or `max_loras`.",
         engine="vllm==0.33.0",
     )
-    assert "Lower --max-num-seqs." in failure.steps
+    assert "Lower --max-loras." in failure.steps
+    # Another step of the row names this flag, with more details.
+    assert "Lower --max-num-seqs." not in failure.steps
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_an_engine_orders_its_requests_where_keys_have_several_classes(version: 
     assert plan.request_order.value == "priority"
     assert plan.request_order.source.startswith("profile ")
     assert "keys have 2 classes" in plan.request_order.reason
-    assert "computed anew" in plan.request_order.reason  # its cost
+    assert "computed again" in plan.request_order.reason  # its cost
     assert engine_kind(plan.engine.kind).priority_factor(plan.argv) == 1
     assert not is_default("request_order", plan.request_order)
 

@@ -47,7 +47,9 @@ class Desk:
     def admit(
         self, key: Key, model: str = "m", asked_bytes: int = 0, context_tokens: int | None = None
     ) -> Permit:
-        permit = self.limiter.admit(key, "openai", 0.0, model, asked_bytes, context_tokens)
+        permit = self.limiter.admit(
+            key, "openai", 0.0, model, asked_bytes=asked_bytes, context_tokens=context_tokens
+        )
         assert permit is not None
         return permit
 
