@@ -100,6 +100,7 @@ DEATH_NOTICE = b"EngineCore encountered an issue"
 _DYING_STATUS = 500
 _UNAUTHORIZED_STATUS = 401
 _SERVER_ERROR = 500
+_NO_TOKENS = TokenCount()
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
 
@@ -647,12 +648,13 @@ class Exchange:
         if self.state == "queued":
             self.plane.routes.forget(self._wait)
         self.outcome = outcome
-        count = self._count_end()
+        permit = self.answer.permit
+        count = self._count_end(permit)
         self.state = "done"
         if self.upload.is_in_budget:
             self.upload.release_body()
-        if self.answer.permit is not None:
-            self._settle(self.answer.permit, count)
+        if permit is not None:
+            self._settle(permit, count)
         self._release()
 
     def _settle(self, permit: rate_limits.Permit, count: TokenCount) -> None:
@@ -662,17 +664,16 @@ class Exchange:
             permit.charge.leave(replica.gpus, self.plane.routes.load_of(replica.id), now)
         permit.end(count, now, has_reached_engine=self._upstream is not None)
 
-    def _count_end(self) -> TokenCount:
+    def _count_end(self, permit: rate_limits.Permit | None) -> TokenCount:
         """Count the end, and return the tokens that the request costs its key. An error in
         reading an engine's figures ends no request, and keeps no connection."""
         try:
             if self.state != "reading":
                 self.plane.meter.count_completion(self)
-            permit = self.answer.permit
-            return self._cost_tokens(permit) if permit is not None else TokenCount()
+            return _NO_TOKENS if permit is None else self._cost_tokens(permit)
         except Exception:
             log.exception("%s: internal error in counting the request", self.id)
-            return TokenCount()
+            return _NO_TOKENS
 
     def _cost_tokens(self, permit: rate_limits.Permit) -> TokenCount:
         """The tokens that the request costs its key."""
