@@ -104,7 +104,7 @@ class StepEngine:
 
 
 def engine(pipe: Connection, places: int, slow: float) -> None:
-    """The engine's process. It says its URL."""
+    """The process of the engine, which sends its URL through the pipe."""
 
     async def run() -> None:
         steps = StepEngine(places, slow)
@@ -116,7 +116,7 @@ def engine(pipe: Connection, places: int, slow: float) -> None:
 
 
 def gateway(pipe: Connection, url: str, model: str, places: int) -> None:
-    """The gateway's process. It says its URL."""
+    """The process of the gateway, which sends its URL through the pipe."""
     capacity = places + places // 4
     replica = RoutedReplica(url, "m.0", model, capacity, priority_factor=1)
     table = RouteTable({"m": ModelRoute("m", "ready", "", 0, (replica,), "generate")})

@@ -279,22 +279,21 @@ def _worded_changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
 def _worded_setting(words: list[str], flags: KnownFlags) -> str:
     """The one flag or variable whose name has the first of these words; empty without one.
 
-    Two words must be the whole name, and of more words the name may have two other_words.
+    Two words must be the whole name. A name that has more of the words may have two others.
     """
     names = {f"--{flag}": flag.split("-") for flag in flags.names}
     names |= {name: name.lower().split("_")[1:] for name in flags.variables}
     for count in range(len(words), 1, -1):
         first_words = set(words[:count])
-        other_words = {
+        excess_by_name = {
             name: len(parts) - count
             for name, parts in names.items()
             if first_words <= set(parts) and len(parts) - count <= (2 if count > 2 else 0)
         }
-        nearest = [
-            name for name, number in other_words.items() if number == min(other_words.values())
-        ]
-        if len(nearest) == 1:
-            return nearest[0]
+        least_excess = min(excess_by_name.values(), default=0)
+        nearest_names = [name for name, excess in excess_by_name.items() if excess == least_excess]
+        if len(nearest_names) == 1:
+            return nearest_names[0]
     return ""
 
 

@@ -480,8 +480,10 @@ def _steps_and_advice(
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
     leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
     advised = () if is_text_row else case.advice
-    shown_steps = row.steps if own_steps else kind.steps
-    late_advice = _unnamed_advice(case, shown_steps) if is_text_row else ()
+    is_replaced = any(lever.replaces for lever in levers)
+    # Own steps of a row mostly suffice, so the others are filled for rows without.
+    general_steps = () if own_steps or is_replaced else remedy.fill_steps(kind.steps, case)
+    late_advice = _unnamed_advice(case, own_steps or general_steps) if is_text_row else ()
     step_texts = (*advised, *leading)
     step_texts += (
         (*own_steps, *(late_advice if own_steps else ()), *trailing)
@@ -490,8 +492,8 @@ def _steps_and_advice(
     )
     suffices = is_text_row and bool(own_steps) and len(_distinct(step_texts)) >= _MIN_STEPS
     if not suffices:
-        is_replaced = any(lever.replaces for lever in levers)
-        general_steps = () if is_replaced else remedy.fill_steps(kind.steps, case)
+        if own_steps and not is_replaced:
+            general_steps = remedy.fill_steps(kind.steps, case)
         # Advice for this case goes before the general steps of its kind.
         if row_advice and not remedy.repeats((*step_texts, *general_steps), row_advice):
             step_texts += (row_advice,)
@@ -510,9 +512,9 @@ def _steps_and_advice(
     return steps or ((advice,) if advice else ()), advice
 
 
-def _unnamed_advice(case: Case, steps: Sequence[CureStep]) -> tuple[str, ...]:
+def _unnamed_advice(case: Case, steps: Sequence[str]) -> tuple[str, ...]:
     """The requests of the message without those whose flags other steps name with more details."""
-    flags = set(_FLAG.findall(" ".join(remedy.fill_steps(tuple(steps), case))))
+    flags = set(_FLAG.findall(" ".join(steps)))
     return tuple(
         step
         for step in case.advice

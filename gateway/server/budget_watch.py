@@ -11,7 +11,7 @@ from gateway.domain.facts import Event
 from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.proxy.access.budget_book import BudgetUse
-from gateway.proxy.access.budgets import MEASURES, PERIODS, UNITS, BudgetLimit
+from gateway.proxy.access.budgets import MEASURES, PERIODS, BudgetLimit
 from gateway.proxy.access.keyring import Keyring
 from gateway.supervision import SupervisedTask
 
@@ -68,23 +68,17 @@ def _due_events(use: BudgetUse) -> Iterator[tuple[int, Event]]:
 
 def _event(kind: str, use: BudgetUse, limit: BudgetLimit) -> Event:
     owner, name = use.budget.owner.split(" ", 1)
-    amount = limit.amount_in(use.usage)
-    words = (
-        f"The {owner} {name} has used {limit.describe(amount)} of {limit.describe(limit.amount)}"
-        f" {MEASURES[limit.measure].replace('gpu_', 'GPU ')} of this {PERIODS[limit.period]}."
-    )
-    unit = UNITS[limit.measure]
     return Event.model_validate(
         {
             "at": time.time(),
             "kind": kind,
-            "words": words,
+            "words": f"The {owner} {name} has used {limit.usage_text(use.usage)}.",
             "data": {
                 owner: name,
                 "measure": MEASURES[limit.measure],
                 "period": PERIODS[limit.period],
-                "used": amount / unit if unit > 1 else amount,
-                "limit": limit.amount / unit if unit > 1 else limit.amount,
+                "used": limit.quantity(limit.amount_in(use.usage)),
+                "limit": limit.quantity(limit.amount),
             },
         }
     )

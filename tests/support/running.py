@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gateway.machine.nvml import Nvml
 from gateway.server.app import create_app
 from gateway.server.server import GatewayServer, listen, server_config
 from gateway.settings import Settings
+from tests.support.commands import fitserve
 from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import LLAMA_8B, engine
 from tests.support.memory_host import MemoryHost, World
@@ -61,6 +63,12 @@ class Running:
         self.url = url
         self.client = client
         self.world = world
+
+    async def command(
+        self, *arguments: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of fitserve for this gateway."""
+        return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=self.url, **environment)
 
     async def add(self, name: str, source: Path, **fields: Any) -> Any:
         response = await self.client.post(

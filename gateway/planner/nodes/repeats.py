@@ -37,7 +37,7 @@ def best_of_layouts(best_plans: Sequence[Plan]) -> list[Plan]:
 
 def distinct_refusals(rejections: Iterable[Rejected]) -> Iterable[Rejected]:
     """One of the refusals that differ in free memory alone: that with the most memory."""
-    kept_rows: dict[Hashable, Rejected] = {}
+    kept_rejections: dict[Hashable, Rejected] = {}
     for rejection in rejections:
         subject = (
             str(rejection.engine),
@@ -50,10 +50,10 @@ def distinct_refusals(rejections: Iterable[Rejected]) -> Iterable[Rejected]:
             rejection.question,
             rejection.memory.gpu_bytes if rejection.memory is not None else rejection.reasons,
         )
-        kept_row = kept_rows.setdefault(subject, rejection)
-        if _budget_bytes(rejection) > _budget_bytes(kept_row):
-            kept_rows[subject] = rejection
-    return kept_rows.values()
+        kept_rejection = kept_rejections.setdefault(subject, rejection)
+        if _budget_bytes(rejection) > _budget_bytes(kept_rejection):
+            kept_rejections[subject] = rejection
+    return kept_rejections.values()
 
 
 def _budget_bytes(rejection: Rejected) -> int:

@@ -76,6 +76,16 @@ class BudgetLimit:
             return b"%d" % amount
         return f"{amount * _PARTS // unit / _PARTS:.4f}".rstrip("0").rstrip(".").encode()
 
+    def quantity(self, amount: int) -> float:
+        """An amount in the measure's own unit."""
+        unit = UNITS[self.measure]
+        return amount if unit == 1 else amount / unit
+
+    def usage_text(self, usage: Usage) -> str:
+        """The used part, such as `80 of 100 tokens of this day`."""
+        used_text, limit_text = map(self.describe, (self.amount_in(usage), self.amount))
+        return f"{used_text} of {limit_text} {_measure(self)} of this {PERIODS[self.period]}"
+
     def describe(self, amount: int) -> str:
         """An amount of the measure for people."""
         unit = UNITS[self.measure]
@@ -181,8 +191,7 @@ class Charge:
         """The limits that are used up to the part that warns; "": none."""
         today = Calendar.today()
         return "; ".join(
-            f"{budget.owner} has used {limit.describe(limit.amount_in(usage))} of"
-            f" {limit.describe(limit.amount)} {_measure(limit)} of this {PERIODS[limit.period]}"
+            f"{budget.owner} has used {limit.usage_text(usage)}"
             for budget in self.budgets
             for usage in (self._teller.ledger.read(budget.row, today),)
             for limit in budget.limits

@@ -38,8 +38,9 @@ from gateway.proxy import refusals
 from gateway.proxy.api.foreign_routes import foreign_hint
 from gateway.proxy.api.protocol import dump, error_headers, new_id
 from gateway.proxy.disconnect import wait_for_disconnect
+from gateway.proxy.inner_answer import InnerAnswer
 from gateway.proxy.ollama import lm_studio_answers, ollama_answers
-from gateway.proxy.ollama.inner_request import InnerAnswer, inner_request
+from gateway.proxy.ollama.inner_request import inner_request
 from gateway.proxy.ollama.ollama_answers import AnswerTimes, StreamedAnswer, error_text
 from gateway.proxy.ollama.ollama_requests import (
     OpenAIRequest,
@@ -191,10 +192,7 @@ class _OllamaCall:
         path = f"/admin/models/{quote(self._served_name(name), safe='/')}/unload"
         async with self._inner_request("POST", path, b"") as inner_answer:
             if inner_answer.status >= 400:
-                error = _answer_event(await inner_answer.body())
-                await self._reply_whole(
-                    inner_answer.status, {"error": error_text(error)}, inner_answer.headers
-                )
+                await self._reply_error(inner_answer)
                 return
         now = time.time()
         answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
@@ -205,10 +203,7 @@ class _OllamaCall:
     async def _translate_request(self, request: OpenAIRequest, name: str, body: bytes) -> None:
         async with self._inner_request("POST", request.path, body) as inner_answer:
             if inner_answer.status >= 400:
-                error = _answer_event(await inner_answer.body())
-                await self._reply_whole(
-                    inner_answer.status, {"error": error_text(error)}, inner_answer.headers
-                )
+                await self._reply_error(inner_answer)
             elif request.stream:
                 answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
                 await self._stream_answer(inner_answer, answer)
@@ -262,12 +257,10 @@ class _OllamaCall:
 
     async def _answer_list(self, body: Mapping[str, Any]) -> None:
         async with self._inner_request("GET", "/v1/models", b"") as inner_answer:
-            model_list = _answer_event(await inner_answer.body())
             if inner_answer.status >= 400:
-                await self._reply_whole(
-                    inner_answer.status, {"error": error_text(model_list)}, inner_answer.headers
-                )
+                await self._reply_error(inner_answer)
                 return
+            model_list = _answer_event(await inner_answer.body())
         complete_body = self._list_answer(model_list, body)
         if self._path == "/api/pull" and body.get("stream") is not False:
             await self._start_answer(200, b"application/x-ndjson", inner_answer.headers)
@@ -348,6 +341,13 @@ class _OllamaCall:
                 "The body needs a `model`.", hint="GET /api/tags lists the models.", param="model"
             )
         return body
+
+    async def _reply_error(self, inner_answer: InnerAnswer) -> None:
+        """Reply with the error of an answer of /v1. Raises UpstreamError."""
+        error = _answer_event(await inner_answer.body())
+        await self._reply_whole(
+            inner_answer.status, {"error": error_text(error)}, inner_answer.headers
+        )
 
     async def _reply_whole(self, status: int, body: Any, answer_headers: Headers) -> None:
         data = dump(body)

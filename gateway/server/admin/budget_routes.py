@@ -13,7 +13,7 @@ from gateway.domain import Value
 from gateway.domain.grant import Allowance, GroupName
 from gateway.errors import BadRequest, Conflict, NotFound, StoreError
 from gateway.proxy.access.budget_book import BudgetUse
-from gateway.proxy.access.budgets import MEASURES, PERIODS, UNITS, BudgetLimit, period_end
+from gateway.proxy.access.budgets import MEASURES, PERIODS, BudgetLimit, period_end
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.gateway_parts import gateway_of
 
@@ -93,11 +93,10 @@ def uses_by_owner(uses: list[BudgetUse]) -> dict[str, tuple[LimitUse, ...]]:
 
 
 def _limit_use(use: BudgetUse, limit: BudgetLimit) -> LimitUse:
-    unit = UNITS[limit.measure]
     return LimitUse(
         measure=MEASURES[limit.measure],
         period=PERIODS[limit.period],
-        used=limit.amount_in(use.usage) / unit,
-        limit=limit.amount / unit,
+        used=limit.quantity(limit.amount_in(use.usage)),
+        limit=limit.quantity(limit.amount),
         ends_at=datetime.fromtimestamp(period_end(limit), UTC),
     )

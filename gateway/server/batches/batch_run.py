@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -180,22 +180,29 @@ class BatchRun:
 
     async def _enter(self, status: BatchStatus, **changes: object) -> None:
         """Enter a state, as soon as the disk has room for it."""
+
+        async def save_state() -> None:
+            async with self._lock:
+                if status == "in_progress" and self.record.status != "validating":
+                    return  # cancelled meanwhile
+                await self._save(self._next_record(status, **changes))
+
+        await self._write_for_certain(
+            save_state, "the state of a batch cannot be written, and waits"
+        )
+
+    async def _write_for_certain(self, write: Callable[[], Awaitable[None]], log_text: str) -> None:
+        """Write until the disk has taken it. log_text: the words of the log meanwhile."""
         while True:
             try:
-                async with self._lock:
-                    if status == "in_progress" and self.record.status != "validating":
-                        return  # cancelled meanwhile
-                    await self._save(self._next_record(status, **changes))
-                    return
+                await write()
             except NotReady:
                 await asyncio.Future()  # the gateway stops, and cancels this run
             except OSError as error:
-                log.error(  # noqa: TRY400
-                    "the state of a batch cannot be written, and waits",
-                    batch=self.record.id,
-                    error=str(error),
-                )
-            await asyncio.sleep(_DISK_RETRY_S)
+                log.error(log_text, batch=self.record.id, error=str(error))  # noqa: TRY400
+                await asyncio.sleep(_DISK_RETRY_S)
+            else:
+                return
 
     def _show_counts(self) -> None:
         writer = self._writer
@@ -422,19 +429,10 @@ class BatchRun:
         self._show_counts()
         if self._cause is None:
             await self._enter("finalizing")
-        while True:
-            try:
-                await self._parts.threads.run(self._keep_results)
-                break
-            except NotReady:
-                await asyncio.Future()  # the gateway stops, and cancels this run
-            except OSError as error:
-                log.error(  # noqa: TRY400
-                    "results of a batch cannot be kept, and wait",
-                    batch=self.record.id,
-                    error=str(error),
-                )
-                await asyncio.sleep(_DISK_RETRY_S)
+        await self._write_for_certain(
+            partial(self._parts.threads.run, self._keep_results),
+            "results of a batch cannot be kept, and wait",
+        )
         output_bytes, error_bytes = self._writer.sizes
         await self._enter(
             self._cause or "completed",

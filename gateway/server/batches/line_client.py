@@ -18,7 +18,7 @@ from gateway.decoding import DECODE_ERRORS
 from gateway.errors import NotReady, UpstreamError, short_reason
 from gateway.keys import PRIORITIES
 from gateway.proxy.access import priority
-from gateway.proxy.ollama.inner_request import ANSWER_BYTES, InnerAnswer
+from gateway.proxy.inner_answer import ANSWER_BYTES, InnerAnswer
 from gateway.secret import Secret, bearer_line
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

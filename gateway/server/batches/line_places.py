@@ -27,8 +27,7 @@ _LOOK_S = 1.0
 
 
 def lines_at_once(route: ModelRoute | None) -> int:
-    """The concurrent lines of a model: as many as batches may fill, and some that
-    wait."""
+    """The concurrent lines of a model: as many as batches may fill, and some that wait."""
     if route is None or not route.replicas:
         return _FIRST_LINES
     places = sum(

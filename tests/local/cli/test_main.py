@@ -484,30 +484,20 @@ def test_one_rule_gives_the_exit_code(
     assert result.returncode == code, result.stdout + result.stderr
 
 
-class CommandLine:
-    """Commands for a gateway whose models never start an engine."""
-
-    def __init__(self, gateway: Running) -> None:
-        self.gateway = gateway
-
-    async def run(self, *arguments: str, **environment: str) -> Any:
-        return await asyncio.to_thread(
-            fitserve, *arguments, FITSERVE_URL=self.gateway.url, **environment
-        )
-
-
 @pytest.fixture
-async def shell(tmp_path: Path) -> AsyncIterator[CommandLine]:
+async def gateway(tmp_path: Path) -> AsyncIterator[Running]:
+    """A gateway whose models never start an engine."""
+
     def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
 
-    async with running(tmp_path, untouched_script) as gateway:
-        yield CommandLine(gateway)
+    async with running(tmp_path, untouched_script) as running_gateway:
+        yield running_gateway
 
 
 @pytest.mark.anyio
-async def test_a_name_that_is_not_allowed_is_refused_in_words(shell: CommandLine) -> None:
-    result = await shell.run("add", "bad name!", "/m")
+async def test_a_name_that_is_not_allowed_is_refused_in_words(gateway: Running) -> None:
+    result = await gateway.command("add", "bad name!", "/m")
     assert result.returncode == 2
     assert "'bad name!' is not allowed here: a name has up to 96 letters" in result.stderr
     assert "[A-Za" not in result.stderr
@@ -515,46 +505,46 @@ async def test_a_name_that_is_not_allowed_is_refused_in_words(shell: CommandLine
 
 @pytest.mark.anyio
 async def test_a_models_fault_has_one_exit_code_at_gateway_and_command_line(
-    shell: CommandLine,
+    gateway: Running,
 ) -> None:
-    assert (await shell.run("add", "m", "/no/such")).returncode == 1
-    assert (await shell.run("plan", "/no/such")).returncode == 1
+    assert (await gateway.command("add", "m", "/no/such")).returncode == 1
+    assert (await gateway.command("plan", "/no/such")).returncode == 1
 
 
 @pytest.mark.anyio
-async def test_an_endpoint_is_added_before_it_was_checked(shell: CommandLine) -> None:
-    result = await shell.run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+async def test_an_endpoint_is_added_before_it_was_checked(gateway: Running) -> None:
+    result = await gateway.command("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
     assert result.stdout == "e: starting (its endpoints were not checked yet)\n"
-    assert (await shell.gateway.until("e", "unreachable"))["detail"]
+    assert (await gateway.until("e", "unreachable"))["detail"]
 
 
 @pytest.mark.anyio
 async def test_a_key_itself_is_refused_as_endpoint_key_and_not_repeated(
-    shell: CommandLine,
+    gateway: Running,
 ) -> None:
-    await shell.run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
-    result = await shell.run("set", "e", "--endpoint-key", "sk-live-canary")
+    await gateway.command("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+    result = await gateway.command("set", "e", "--endpoint-key", "sk-live-canary")
     assert result.returncode == 2
     assert "file:NAME" in result.stderr
     assert "canary" not in result.stdout + result.stderr
 
 
 @pytest.mark.anyio
-async def test_an_endpoint_key_is_set_shown_and_taken_back(shell: CommandLine) -> None:
-    await shell.run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
-    result = await shell.run("set", "e", "--endpoint-key", "file:lab")
+async def test_an_endpoint_key_is_set_shown_and_taken_back(gateway: Running) -> None:
+    await gateway.command("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+    result = await gateway.command("set", "e", "--endpoint-key", "file:lab")
     assert (result.returncode, "endpoint_key" in result.stdout) == (0, True), result.stderr
-    output = (await shell.run("show", "e")).stdout
+    output = (await gateway.command("show", "e")).stdout
     assert "runs at http://127.0.0.1:9/v1\nits key is file:lab\n" in output
-    assert (await shell.run("set", "e", "--unset", "endpoint-key")).returncode == 0
-    assert (await shell.gateway.show("e"))["wish"]["endpoint_key"] is None
+    assert (await gateway.command("set", "e", "--unset", "endpoint-key")).returncode == 0
+    assert (await gateway.show("e"))["wish"]["endpoint_key"] is None
 
 
 @pytest.mark.anyio
 async def test_a_model_that_is_not_ready_in_time_has_an_exit_code_of_its_own(
-    shell: CommandLine,
+    gateway: Running,
 ) -> None:
-    result = await shell.run(
+    result = await gateway.command(
         "add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1"
     )
     assert (result.returncode, "f is not ready yet" in result.stderr) == (3, True), result.stderr
@@ -562,14 +552,14 @@ async def test_a_model_that_is_not_ready_in_time_has_an_exit_code_of_its_own(
 
 @pytest.mark.anyio
 async def test_the_first_key_closes_the_gateway_and_tells_how_to_go_on(
-    shell: CommandLine,
+    gateway: Running,
 ) -> None:
-    result = await shell.run("keys", "add", "first", "--scope", "admin")
+    result = await gateway.command("keys", "add", "first", "--scope", "admin")
     key = result.stdout.strip()
     assert f"export FITSERVE_KEY={key}" in result.stderr
-    refusal = await shell.run("ps")
+    refusal = await gateway.command("ps")
     assert (refusal.returncode, "Set FITSERVE_KEY, or give --key" in refusal.stderr) == (1, True)
-    result = await shell.run("keys", "add", "second", FITSERVE_KEY=key)
+    result = await gateway.command("keys", "add", "second", FITSERVE_KEY=key)
     assert (result.returncode, result.stderr) == (0, "")
 
 

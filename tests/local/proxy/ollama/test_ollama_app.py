@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.proxy import inner_answer
 from gateway.proxy.limits import SWEEP_S
-from gateway.proxy.ollama import inner_request
 from tests.support.patience import hang_s, wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -381,8 +381,8 @@ async def test_a_client_that_reads_nothing_is_held_to_the_limits(
 async def test_an_answer_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, stream: bool
 ) -> None:
-    monkeypatch.setattr(inner_request, "LINE_BYTES", 256 * 1024)
-    monkeypatch.setattr(inner_request, "ANSWER_BYTES", 256 * 1024)
+    monkeypatch.setattr(inner_answer, "LINE_BYTES", 256 * 1024)
+    monkeypatch.setattr(inner_answer, "ANSWER_BYTES", 256 * 1024)
     has_left = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

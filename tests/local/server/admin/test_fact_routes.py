@@ -3,7 +3,6 @@ and shares them."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from tests.support.commands import fitserve
 from tests.support.makers import GIB
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -27,9 +25,7 @@ class FactGateway:
         self.view = view  # of the model whose start failed
 
     async def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return await asyncio.to_thread(
-            fitserve, "facts", *arguments, FITSERVE_URL=self._gateway.url
-        )
+        return await self._gateway.command("facts", *arguments)
 
     async def rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads((await self.run("ls", "--json")).stdout)["data"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,14 +36,7 @@ class AppliedFile:
 
     async def apply(self, *arguments: str, code: int = 0) -> str:
         """The output of the command."""
-        result = await asyncio.to_thread(
-            fitserve,
-            "apply",
-            str(self.path),
-            *arguments,
-            FITSERVE_URL=self.gateway.url,
-            OF_THE_TEST=SECRET,
-        )
+        result = await self.gateway.command("apply", str(self.path), *arguments, OF_THE_TEST=SECRET)
         assert result.returncode == code, result.stdout + result.stderr
         assert SECRET not in result.stdout + result.stderr
         return result.stdout + result.stderr
