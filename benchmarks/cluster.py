@@ -56,7 +56,7 @@ from gateway.planner.decide import decide
 from gateway.planner.nodes.over_nodes import decide_over_nodes
 from gateway.planner.service.machine_planner import MachinePlanner
 from gateway.planner.service.messages import REQUEST, request_frames
-from gateway.profiles.cluster_forms import cluster_of
+from gateway.profiles.cluster_forms import build_cluster
 from gateway.profiles.profiles import Profiles
 from gateway.proxy.routing.routes import Routes
 from gateway.secret import REVEAL_CONTEXT
@@ -82,7 +82,7 @@ class Machines:
     node services."""
 
     def __init__(self, count: int) -> None:
-        self.cluster = cluster_of([PROFILES.hardware(MACHINE)] * count, NETWORK)
+        self.cluster = build_cluster([PROFILES.hardware(MACHINE)] * count, NETWORK)
         self.plan = self._plan_of_one_gpu()
         self.attempts = [
             self._attempt(number, node, gpu.uuid)
@@ -156,7 +156,7 @@ def planning_input(cluster: Cluster, wish: Wish, **fields: Any) -> PlanningInput
         cluster.nodes[0].hardware,
         wish,
         gpus=PROFILES.gpus,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
         parsers=PROFILES.parsers,
         **fields,
     )
@@ -284,7 +284,7 @@ class Gateway:
         )
         self.loop.load()
         watcher: Any = SimpleNamespace(
-            observation=Observation(verified=True, is_healthy=True), tail=(), problems=()
+            observation=Observation(is_verified=True, is_healthy=True), tail=(), problems=()
         )
         for replica in self.loop.fleet.replicas():
             replica.watcher = watcher

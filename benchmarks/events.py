@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.events.event_log import EventLog
 from gateway.controller.events.observer import Observer
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
@@ -55,7 +55,7 @@ def step(replica: ReplicaState, numbers: Iterator[int]) -> None:
         fingerprint=made.fingerprint, port=1,
         started_at=now - 60, ready_at=now,
     )  # fmt: skip
-    replica.status = Rest("ready")
+    replica.status = NoAction("ready")
 
 
 async def listen(events: EventLog, heard: list[int]) -> None:
@@ -79,7 +79,7 @@ async def storm(seconds: float, step_all: Callable[[], None], look: Callable[[],
 async def measure(count: int, seconds: float, starts: int, folder: Path) -> None:
     store = Store(folder / "fitserve.db")
     events = EventLog(store)
-    await events.begin()
+    await events.start()
     models: dict[str, ManagedModel] = {}
     numbers = iter(range(1, 10**9))
     for number in range(count):
@@ -98,7 +98,7 @@ async def measure(count: int, seconds: float, starts: int, folder: Path) -> None
             step(next(turn).replicas[0], numbers)
 
     without_ms = await storm(seconds, step_all, lambda: None)
-    observer.begin(store)
+    observer.load_position(store)
     observer.report_changes()
     began = time.thread_time()
     for _ in range(100):

@@ -55,11 +55,11 @@ class Timed:
     async def identity(self, engine: EngineRef) -> str:
         return await self._host.identity(engine)
 
-    async def inquire(
+    async def run_inquiry(
         self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         self.came = [time.perf_counter()]
-        async with aclosing(self._host.inquire(engine, asked, gpus)) as lines:
+        async with aclosing(self._host.run_inquiry(engine, asked, gpus)) as lines:
             async for line in lines:
                 self.came.append(time.perf_counter())
                 yield line
@@ -82,7 +82,7 @@ async def measure(host: AskedHost, engine: EngineRef) -> None:
         await inquirer.version(engine, None, 300)  # warms the page cache
         answers = await inquirer.answers(engine, None, model, questions, 300)
         assert len(answers) == len(questions)
-        assert not any(answer.refused for answer in answers.values()), answers
+        assert not any(answer.refusal_text for answer in answers.values()), answers
         steps = [after - before for before, after in zip(timed.came, timed.came[1:], strict=False)]
         further = steps[1 : 1 + FURTHER]
         print(f"first question of a process   {steps[0]:6.1f} s    (<= 40 s on 2 cores)")

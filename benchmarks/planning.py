@@ -153,7 +153,7 @@ def main() -> None:
             wish,
             KnownFacts(facts),
             gpus=gpus,
-            pace=pace,
+            speed_knowledge=pace,
             parsers=parsers,
         )
         decide(planning_input, chosen, rules)

@@ -301,7 +301,7 @@ class Fitserve:
             for attempt in view["attempts"]
         ]
         return {
-            "forked": record.forked,
+            "forked": record.is_forked,
             "planned_s": born,
             "answering_s": spoke,
             "attempts": tried,
@@ -348,7 +348,7 @@ class Fitserve:
         found = []
         for name in self._records.names():
             record = self._records.read(name)
-            if record is not None and record.pid and not record.exited:
+            if record is not None and record.pid and not record.has_exited:
                 found.append(record)
         return found
 

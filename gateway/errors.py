@@ -236,7 +236,7 @@ class TooLarge(FitserveError):
     code = "body_too_large"
 
 
-class QuotaReached(FitserveError):
+class QuotaReachedError(FitserveError):
     """The files or batches of a key, or of all keys, are as many as they may be."""
 
     status = 413
@@ -380,7 +380,7 @@ class StoreError(FitserveError):
     code = "store_error"
 
 
-class WriteFailed(FitserveError):
+class WriteFailedError(FitserveError):
     """A file that a command shall write cannot be written."""
 
     code = "write_failed"

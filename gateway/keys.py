@@ -37,7 +37,7 @@ class UsageRow(NamedTuple):
 
     day: the day in UTC, counted from 1970-01-01.
     cached_tokens: prompt tokens from a cache, where engines report them.
-    untold_requests: requests whose prompt no engine counted.
+    requests_without_usage: requests whose prompt no engine counted.
     estimated_tokens: missing tokens of these requests and their answers, from their bytes; in no
     other sum.
     """
@@ -49,7 +49,7 @@ class UsageRow(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    untold_requests: int
+    requests_without_usage: int
     estimated_tokens: int
 
 
@@ -63,6 +63,6 @@ def new_key() -> Secret:
     return Secret(f"fs-{secrets.token_urlsafe(32)}")
 
 
-def digest_of(key: Secret | bytes) -> bytes:
+def hash_key(key: Secret | bytes) -> bytes:
     # A key from the environment may hold bytes that are not UTF-8, and clients send these bytes.
     return hashlib.sha256(key if isinstance(key, bytes) else key.reveal_bytes()).digest()

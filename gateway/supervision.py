@@ -20,7 +20,7 @@ MAX_REST_S = 60.0
 _EXCERPT_CHARACTERS = 300
 
 
-class Setback:
+class ErrorBackoff:
     """The rest of a work after unexpected errors.
 
     problem: the last error in words; None while the work is well.
@@ -78,9 +78,9 @@ class SupervisedTask:
 
         step: returns the seconds until its next run; None: the work is done.
         on_change: called after an error.
-        work, subject: the parameters of `Setback`.
+        work, subject: the parameters of `ErrorBackoff`.
         """
-        self.setback = Setback(work, **subject)
+        self.setback = ErrorBackoff(work, **subject)
         self._step = step
         self._on_change = on_change
         self._task = asyncio.create_task(self._run())

@@ -10,7 +10,7 @@ from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.count import rank_work_of_kernels
-from gateway.engines.common.speed.machine import Machine, SpeedTable, machine_of
+from gateway.engines.common.speed.machine import Machine, SpeedTable, build_machine
 from gateway.engines.common.speed.step import StepClock
 from gateway.engines.common.speed.work import RankWork
 from gateway.engines.registry import engine_kind
@@ -53,7 +53,9 @@ def time_kernels(
     flags = {**args, "pipeline-parallel-size": pp} if pp > 1 else dict(args)
     wish = Wish(name="m", source="m", gpus=tp * pp, tensor_parallel=tp, replicas=1, args=flags)
     rules = PROFILES.rules([found_engine])
-    planning_input = PlanningInput(spec, hardware, wish, gpus=PROFILES.gpus, pace=PROFILES.pace)
+    planning_input = PlanningInput(
+        spec, hardware, wish, gpus=PROFILES.gpus, speed_knowledge=PROFILES.pace
+    )
     plans = decide(planning_input, [found_engine], rules).plans
     plan = next(
         (
@@ -83,5 +85,7 @@ def _time_kernels(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | No
         spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table
     )
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
-    machine = machine_of(group, links, PROFILES.pace, has_direct_links=plan.custom_all_reduce.value)
+    machine = build_machine(
+        group, links, PROFILES.pace, has_direct_links=plan.custom_all_reduce.value
+    )
     return None if machine is None else Timed(plan, work, machine)

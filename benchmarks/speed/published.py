@@ -220,7 +220,7 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
                 bench_row.engine, made.plan.max_num_seqs.value
             )
             at_once = max(1.0, min(figure.concurrency, seqs, kept))
-            all_per_s = clock.apart_per_s if unlike(figure) else clock.total_per_s
+            all_per_s = clock.mixed_tokens_per_s if unlike(figure) else clock.total_per_s
             if figure.tpot_ms or figure.decode_tokens_s:
                 seen = 1000 / figure.tpot_ms if figure.tpot_ms else figure.decode_tokens_s or 0.0
                 expected = 1 / clock.decode_s(at_once, read + written / 2)

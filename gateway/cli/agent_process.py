@@ -16,14 +16,14 @@ from gateway.logging import Logger
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
 from gateway.store import atomic_file
-from gateway.store.data_folder import hold_alone
+from gateway.store.data_folder import lock_exclusively
 
 log = Logger("fitserve.agent")
 
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Engines keep running. Raises SettingsError."""
-    lock_fd = hold_alone(settings.data / "agent.lock", "agent")
+    lock_fd = lock_exclusively(settings.data / "agent.lock", "agent")
     try:
         asyncio.run(_serve(settings))
     finally:

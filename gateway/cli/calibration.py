@@ -14,7 +14,7 @@ from gateway.engines.common.speed.gpu_measurements import SECONDS
 from gateway.errors import NotReady, SettingsError
 from gateway.machine.gpu_watch import allowed_devices
 from gateway.machine.probe import probe
-from gateway.measuring.calibration.calibrator import Calibrated, Calibrator
+from gateway.measuring.calibration.calibrator import CalibrationResult, Calibrator
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings, load_settings
 from gateway.store.data_folder import lock
@@ -32,7 +32,7 @@ def run_calibration() -> dict[str, Any]:
     return result
 
 
-def _measure_without_gateway(settings: Settings) -> Calibrated:
+def _measure_without_gateway(settings: Settings) -> CalibrationResult:
     """Measure here, with the data folder locked against a gateway. Engines of an earlier gateway
     count as processes on their GPUs."""
     try:
@@ -50,7 +50,7 @@ def _measure_without_gateway(settings: Settings) -> Calibrated:
             calibrator = Calibrator(inquiry_host(settings), profiles, settings.data / "asking")
             hardware = allowed_devices(settings.data, settings).mark(probe(settings.data))
             result = asyncio.run(calibrator.measure(hardware, {}))
-            store.keep_measurements(result.facts)
+            store.store_measurements(result.facts)
         finally:
             store.close()
     finally:

@@ -48,7 +48,7 @@ class _AnswerClock:
         self._start_s = self._last_s = time.monotonic()
         self._first_s: float | None = None
 
-    def note_piece(self) -> None:
+    def record_piece(self) -> None:
         self._last_s = time.monotonic()
         if self._first_s is None:
             self._first_s = self._last_s
@@ -165,11 +165,11 @@ class Chat:
         clock, self._usage = _AnswerClock(), {}
         try:
             for thought, text in self._pieces():
-                clock.note_piece()
+                clock.record_piece()
                 if shows_thoughts and thought:
                     flow.write(thought, is_dim=True)
                 if text and thoughts and not answer_text and shows_thoughts:
-                    flow.end()
+                    flow.finish()
                 thoughts, answer_text = thoughts + thought, answer_text + text
                 if not as_json:
                     flow.write(text)
@@ -184,7 +184,7 @@ class Chat:
             }
             say(json.dumps(answer, indent=2, ensure_ascii=False))
         else:
-            flow.end()
+            flow.finish()
         if self._is_verbose:
             print_message(clock.speed_text(self._usage))
         self.messages.append({"role": "assistant", "content": answer_text})

@@ -26,7 +26,11 @@ def _show_revisions(revisions: Sequence[Mapping[str, Any]]) -> None:
             format_bytes(revision["bytes"]),
             _day(revision["last_used"]),
             ", ".join(revision["models"])
-            or ("no model" if revision["ours"] else "no model, brought by another program"),
+            or (
+                "no model"
+                if revision["is_from_fitserve"]
+                else "no model, brought by another program"
+            ),
         )
         for revision in revisions
     ]

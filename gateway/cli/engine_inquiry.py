@@ -35,12 +35,12 @@ def inquiry_host(
     settings: Settings, image: str | None = None, python: Path | None = None
 ) -> AskedHost:
     """The host of the engines for inquiries."""
-    from gateway.hosts.process.asked_environment import OnePython
+    from gateway.hosts.process.asked_environment import SinglePythonHost
     from gateway.hosts.process.host import ProcessHost
 
     kind = settings.host_kind
     if python is not None:
-        return OnePython(python, settings.data / "asking")
+        return SinglePythonHost(python, settings.data / "asking")
     if kind == "agent":
         from gateway.hosts.agent.host import AgentHost
 
@@ -69,13 +69,13 @@ class _FirstHostWithEngine:
     async def identity(self, engine: EngineRef) -> str:
         return (await self._host_and_identity(engine))[1]
 
-    async def inquire(
+    async def run_inquiry(
         self, engine: EngineRef, question: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         from contextlib import aclosing
 
         async with aclosing(
-            (await self._host_and_identity(engine))[0].inquire(engine, question, gpus)
+            (await self._host_and_identity(engine))[0].run_inquiry(engine, question, gpus)
         ) as lines:
             async for line in lines:
                 yield line

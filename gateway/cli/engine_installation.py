@@ -26,7 +26,7 @@ from gateway.machine.environment import (
     engine_dir,
     foreign_python,
     is_installed,
-    note_foreign,
+    link_foreign,
 )
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
@@ -39,7 +39,7 @@ _SHOWN_VERSIONS = 12
 _OVERRIDES_FILE = "without.txt"
 
 
-class InstallFailed(FitserveError):
+class InstallFailedError(FitserveError):
     """uv could not build the environment; its output has the reason."""
 
     code = "install_failed"
@@ -53,7 +53,7 @@ def install(
     wheels: Path | None = None,
 ) -> Path:
     """Build the environment unless it is complete. Returns its folder. wheels: a folder with all
-    wheels, used instead of an index. Raises BadRequest, InstallFailed."""
+    wheels, used instead of an index. Raises BadRequest, InstallFailedError."""
     recipe, folder = _install_recipe(engine), engine_dir(settings.data, engine)
     if wheels is None and not is_installed(settings.data, engine):
         _check_packages(engine, recipe, profiles)
@@ -64,7 +64,7 @@ def install(
             return folder
         free_bytes = shutil.disk_usage(folder).free
         if free_bytes < _FREE_BYTES:
-            raise InstallFailed(
+            raise InstallFailedError(
                 f"Installing {engine.ref} needs {_FREE_BYTES >> 30} GiB, but only"
                 f" {free_bytes >> 30} GiB are free at {folder}.",
                 hint="Free disk space, or set FITSERVE_DATA_DIR to a larger disk.",
@@ -89,7 +89,7 @@ def install(
 
 def _check_packages(engine: Engine, recipe: Install, profiles: Profiles) -> None:
     """Ask the package sources for the engine itself, before anything is made. Packages of a lock
-    file are known to exist. Raises InstallFailed."""
+    file are known to exist. Raises InstallFailedError."""
     if profiles.install_file(engine) is not None:
         return
     environment = {**os.environ, **package_sources(), "UV_PYTHON_DOWNLOADS": "never"}
@@ -106,7 +106,7 @@ def _check_packages(engine: Engine, recipe: Install, profiles: Profiles) -> None
     if missing_package is None:
         return  # any other problem is that of the installation, which reports it
     versions = _available_versions(re.split(r"[\[=<>!~]", missing_package)[0])
-    raise InstallFailed(
+    raise InstallFailedError(
         f"{engine.ref} cannot be installed: no package source has {missing_package}.",
         hint=f"Take one of the versions that exist: {versions}."
         if versions
@@ -164,7 +164,7 @@ def _here_document(path: Path, text: str) -> str:
 
 def _install_recipe(engine: Engine) -> Install:
     if engine.install is None:
-        raise InstallFailed(
+        raise InstallFailedError(
             f"{engine.ref} cannot be installed without Docker.",
             hint=f"Run it in its container image {engine.image}.",
         )
@@ -186,7 +186,7 @@ def _commands(
 
 
 def _overrides_text(recipe: Install) -> str:
-    return "".join(f"{package}; sys_platform == 'never'\n" for package in recipe.without)
+    return "".join(f"{package}; sys_platform == 'never'\n" for package in recipe.excluded_packages)
 
 
 def _package_sources(wheels: Path | None) -> dict[str, str]:
@@ -197,11 +197,11 @@ def _package_sources(wheels: Path | None) -> dict[str, str]:
 
 
 def find_uv() -> str:
-    """The path of uv: next to this Python, or on PATH. Raises InstallFailed."""
+    """The path of uv: next to this Python, or on PATH. Raises InstallFailedError."""
     bundled_uv = Path(sys.executable).parent / "uv"
     program = str(bundled_uv) if bundled_uv.is_file() else shutil.which("uv")
     if program is None:
-        raise InstallFailed(
+        raise InstallFailedError(
             "The program uv, which builds the environments of engines, was not found.",
             hint="Install it: pip install 'fitserve[process]'.",
         )
@@ -229,7 +229,7 @@ def pip_arguments(
         arguments += ["--index-strategy", "unsafe-best-match"]
     if lock_file is not None:
         arguments += ["--require-hashes", "--no-deps", "-r", str(lock_file)]
-    elif recipe.without:
+    elif recipe.excluded_packages:
         arguments += ["--overrides", str(folder / _OVERRIDES_FILE)]
     arguments += recipe.packages
     if wheels is not None:
@@ -270,7 +270,7 @@ def _has_torch(find_links: str) -> bool:
 
 def adopt_environment(engine: Engine, python: Path, settings: Settings) -> Path:
     """Register an existing environment as the engine's, without changing it. Returns the engine's
-    folder. Raises BadRequest, InstallFailed, Conflict."""
+    folder. Raises BadRequest, InstallFailedError, Conflict."""
     # The path is not resolved: the link in an environment identifies the environment.
     python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100
     if not os.access(python, os.X_OK) or python.is_dir():
@@ -289,13 +289,13 @@ def adopt_environment(engine: Engine, python: Path, settings: Settings) -> Path:
     )
     if answer.returncode != 0:
         last = answer.stderr.strip().rpartition("\n")[2]
-        raise InstallFailed(
+        raise InstallFailedError(
             f"{python} cannot import {module}: {last}.",
             hint="Name the Python of an environment with this package.",
         )
     version, package = json.loads(answer.stdout.rpartition("\n")[2])
     if version not in (engine.version, None) and version.partition("+")[0] != engine.version:
-        raise InstallFailed(
+        raise InstallFailedError(
             f"{python} has {module} {version}, not {engine.ref}.",
             hint=(
                 f"`fitserve engine install {engine.kind}=={version.partition('+')[0]} --python"
@@ -309,7 +309,7 @@ def adopt_environment(engine: Engine, python: Path, settings: Settings) -> Path:
             hint=f"Run `fitserve engine rm {engine.ref}` first.",
         )
     shutil.rmtree(folder, ignore_errors=True)
-    note_foreign(folder, engine.ref, python, package)
+    link_foreign(folder, engine.ref, python, package)
     return folder
 
 
@@ -341,7 +341,7 @@ def _fill(
     if not message:
         return
     if wheels is None:
-        raise InstallFailed(
+        raise InstallFailedError(
             f"uv could not install {title}: {' '.join(message.split())[-_MESSAGE_CHARACTERS:]}",
             hint="Fix the problem and repeat the installation.",
         )
@@ -352,7 +352,7 @@ def _fill(
         if missing_module
         else f"uv says: {text[-_MESSAGE_CHARACTERS:]}"
     )
-    raise InstallFailed(
+    raise InstallFailedError(
         f"{reason}.",
         hint=(
             f"Run `pip download {missing_module or 'NAME'} -d FOLDER` on a machine with a network,"
@@ -379,7 +379,7 @@ _MISSING_PACKAGE = (
 
 def _run_command(command: list[str], environment: Mapping[str, str]) -> None:
     if subprocess.run(command, env=dict(environment), check=False).returncode != 0:
-        raise InstallFailed(
+        raise InstallFailedError(
             f"`{' '.join(command[:3])}` failed; the lines above have the reason.",
             hint="Fix the problem and repeat the installation.",
         )

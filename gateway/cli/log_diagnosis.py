@@ -104,7 +104,7 @@ def report(diagnosis: Diagnosis) -> dict[str, Any]:
         "facts": [fact.model_dump(exclude_none=True) for fact in diagnosis.facts],
         "advice": failure.advice.splitlines(),
         "steps": list(failure.steps),
-        "proves": failure.proves,
+        "proves": failure.proven_subject,
     }
 
 
@@ -122,7 +122,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"line {failure.line_number}: {visible_line(failure.line)}"
     for name, value in failure.culprit.items():
         yield f"  {_figure(name, value)}"
-    yield f"proves: {PROVES[failure.proves]}"
+    yield f"proves: {PROVES[failure.proven_subject]}"
     for fact in diagnosis.facts:
         scope = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
         figure = gib(fact.value) if fact.kind in BYTE_KINDS else str(fact.value)

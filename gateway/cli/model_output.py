@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.cli.present import SHORT_DETAIL, Detail, show_plan
+from gateway.cli.present import SHORT_DETAIL, PlanRows, show_plan
 from gateway.cli.terminal import say
 from gateway.cli.text_tables import print_paragraph, print_table, show_changes
-from gateway.domain.phases import detail_beside, phase_label
+from gateway.domain.phases import detail_without_state, phase_label
 from gateway.domain.units import duration_text, sentence
 from gateway.visible import visible_line
 
@@ -15,7 +15,7 @@ from gateway.visible import visible_line
 def status_text(view: Any) -> str:
     """The state of a model, with its reason in parentheses."""
     # The detail may begin with the state itself.
-    detail = detail_beside(view["state"], visible_line(_own_detail(view)))
+    detail = detail_without_state(view["state"], visible_line(_own_detail(view)))
     return f"{view['state']} ({detail})" if detail else str(view["state"])
 
 
@@ -30,15 +30,15 @@ def _own_detail(view: Any) -> str:
 
 def next_attempt_text(next_attempt: Any) -> str:
     """The attempt after a failure, and how its plan differs."""
-    choices = {change["what"] for change in next_attempt["differs"]}
+    choices = {change["field"] for change in next_attempt["differs"]}
     # A flag that repeats a choice is left out.
     changes = [
         change
         for change in next_attempt["differs"]
-        if change["what"].removeprefix("--").replace("-", " ") not in choices - {change["what"]}
+        if change["field"].removeprefix("--").replace("-", " ") not in choices - {change["field"]}
     ]
     texts = [
-        f"{change['what']} {change['old'] or 'unset'} -> {change['new'] or 'unset'}"
+        f"{change['field']} {change['former'] or 'unset'} -> {change['present'] or 'unset'}"
         for change in changes
     ]
     return f"attempt {next_attempt['attempt']}, {'; '.join(texts) or 'the same plan again'}"
@@ -130,7 +130,7 @@ def keep_alive_text(view: Any, now_s: float) -> str:
     )
 
 
-def show_model(view: Any, numbers: dict[str, int], detail: Detail = SHORT_DETAIL) -> None:
+def show_model(view: Any, numbers: dict[str, int], detail: PlanRows = SHORT_DETAIL) -> None:
     """Print the state of a model.
 
     numbers: the number that nvidia-smi gives each GPU, by UUID.
@@ -164,7 +164,7 @@ def show_model(view: Any, numbers: dict[str, int], detail: Detail = SHORT_DETAIL
         print_table(("", "", ""), rows)
     if rival := view["rival"]:
         say("\nAnother plan should be better")
-        print_paragraph(f"{rival['words']} {rival['do']}", indent=2, first="  ")
+        print_paragraph(f"{rival['words']} {rival['command']}", indent=2, first="  ")
     _show_refusals(view["decision"])
     if view["attempts"]:
         say("\nAttempts")
@@ -188,11 +188,11 @@ def _show_wish(view: Any, numbers: dict[str, int]) -> None:
 
 def _show_refusals(decision: Any) -> None:
     """The plans that an engine's own code refused."""
-    from gateway.domain import Rejected
+    from gateway.domain import RejectedPlan
     from gateway.planner import explain
 
     rejections = tuple(
-        Rejected.model_validate(rejection)
+        RejectedPlan.model_validate(rejection)
         for rejection in (decision or {}).get("rejected", ())
         if rejection["verdict"] == "engine_refuses"
     )
@@ -216,9 +216,9 @@ def _show_attempt(attempt: Any) -> None:
     texts = [
         attempt["state"],
         attempt["engine"],
-        explain.short(attempt["digest"] or ""),
+        explain.short_digest(attempt["digest"] or ""),
         f"context {attempt['max_model_len']:,}",
-        attempt["otherwise"],
+        attempt["default_differences"],
     ]
     print_paragraph(
         "  ".join(text for text in texts if text),

@@ -32,7 +32,7 @@ class PackageDownloads:
         self._sizes: dict[str, int] = {}
         self._finished: set[str] = set()
 
-    def note(self, line: str) -> bool:
+    def read_line(self, line: str) -> bool:
         """Note the downloads in a line of uv. Returns whether it is a report, not a message."""
         if begin := _DOWNLOAD_LINE.match(line):
             self._sizes[begin[1]] = round(float(begin[2]) * _UNITS[begin[3]])
@@ -89,7 +89,7 @@ def _show_downloads(lines: queue.Queue[str | None], title: str) -> str:
                 line = ""
             if line is None:
                 return message
-            if line and not downloads.note(line):
+            if line and not downloads.read_line(line):
                 message += line
             if downloads.total and show is None:
                 show, start = bar.enter_context(progress_bar(title)), count_received_bytes()

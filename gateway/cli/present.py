@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CHECK_OMISSION = "The check before the start leaves out"
 
 
-class Detail(NamedTuple):
+class PlanRows(NamedTuple):
     """The rows of a plan to print.
 
     is_full: defaults, layers and limits too.
@@ -29,10 +29,10 @@ class Detail(NamedTuple):
     option: str = "--all"
 
 
-SHORT_DETAIL, FULL_DETAIL = Detail(is_full=False), Detail(is_full=True)
+SHORT_DETAIL, FULL_DETAIL = PlanRows(is_full=False), PlanRows(is_full=True)
 
 
-def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL) -> None:
+def show_decision(decision: Any, *, as_json: bool, detail: PlanRows = SHORT_DETAIL) -> None:
     """Print a decision: as JSON, or its first plan, other shapes and rejected candidates."""
     from gateway.planner import explain
 
@@ -42,8 +42,8 @@ def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL
     print_paragraph(explain.headline(decision))
     for offer_text in explain.offer_words(decision):
         print_paragraph(f"Before its start {offer_text}.")
-    if decision.waits:
-        print_paragraph(decision.waits)
+    if decision.wait_reason:
+        print_paragraph(decision.wait_reason)
     if decision.gpu_choice:
         print_paragraph(decision.gpu_choice)
     if decision.plans:
@@ -76,7 +76,7 @@ def show_decisions(
     advice: str,
     *,
     as_json: bool,
-    detail: Detail = SHORT_DETAIL,
+    detail: PlanRows = SHORT_DETAIL,
 ) -> None:
     """Print the decisions for models that share a machine: a table of all, then each."""
     from gateway.planner import explain
@@ -202,7 +202,7 @@ def _short_name(model: str, models: list[str]) -> str:
 
 
 def show_plan(
-    plan: Any, why_gpus: str = "", start: Any = None, detail: Detail = SHORT_DETAIL
+    plan: Any, why_gpus: str = "", start: Any = None, detail: PlanRows = SHORT_DETAIL
 ) -> None:
     """Print a plan: speed, memory, choices, flags. why_gpus, start: of its decision."""
     _show_speed(plan)
@@ -249,7 +249,7 @@ def _show_speed(plan: Any) -> None:
         print_paragraph(gap_words, indent=4)
 
 
-def _show_memory(plan: Any, detail: Detail) -> None:
+def _show_memory(plan: Any, detail: PlanRows) -> None:
     from gateway.planner import explain
 
     bar = explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16))
@@ -258,7 +258,7 @@ def _show_memory(plan: Any, detail: Detail) -> None:
     print_table(("", "", ""), rows if detail.is_full else rows[: -explain.BUDGET_ROWS])
 
 
-def _show_choices(plan: Any, why_gpus: str, origin: Any, detail: Detail) -> None:
+def _show_choices(plan: Any, why_gpus: str, origin: Any, detail: PlanRows) -> None:
     """Print the choices and the kernels of layers. origin: of the plan's starts."""
     from gateway.planner import explain, layer_tables
 

@@ -159,7 +159,7 @@ class StreamedText:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Print a line end."""
         self.write("\n")
 

@@ -131,10 +131,10 @@ _MIN_LAST_COLUMN = 30
 def wish_and_plan(answer: Any) -> list[Any]:
     """The rows of a changed model: of its wish, then of its plan. A name that both have shows the
     plan's row apart."""
-    wished_fields = {change["what"] for change in answer["wish"]}
+    wished_fields = {change["field"] for change in answer["wish"]}
     planned_changes = [
-        {**change, "what": f"planned {change['what']}"}
-        if change["what"] in wished_fields
+        {**change, "field": f"planned {change['field']}"}
+        if change["field"] in wished_fields
         else change
         for change in answer["plan"]
     ]
@@ -145,5 +145,8 @@ def show_changes(changes: Any) -> None:
     """Print a table of old and new values."""
     print_table(
         ("", "BEFORE", "AFTER"),
-        [(change["what"], change["old"] or "-", change["new"] or "-") for change in changes],
+        [
+            (change["field"], change["former"] or "-", change["present"] or "-")
+            for change in changes
+        ],
     )

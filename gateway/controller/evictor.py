@@ -17,8 +17,8 @@ from gateway.controller.decisions.eviction import (
     CopyId,
     Eviction,
     EvictionCause,
+    EvictionDecision,
     LoadedModel,
-    Moves,
     decide_evictions,
     eviction_order,
     is_loadable,
@@ -26,7 +26,7 @@ from gateway.controller.decisions.eviction import (
 )
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.steady_times import SteadyTimes
+from gateway.controller.steady_times import MonotonicTimes
 from gateway.domain import Instance
 from gateway.errors import StoreError
 from gateway.logging import Logger
@@ -67,7 +67,7 @@ class Evictor:
         self._counts: Mapping[str, float] | None = None
         self._counted_at = self._noted_at = 0.0
         self._noted_use: dict[str, float] = {}
-        self._times = SteadyTimes()
+        self._times = MonotonicTimes()
         self.is_freeing_memory = False
         """Whether room for a model is being made, or awaited."""
         self._order: dict[str, tuple[bool, int, float]] = {}
@@ -80,20 +80,20 @@ class Evictor:
     ) -> None:
         """Decide for the models that do not rest. `demand` is `Routes.demand`. Raises
         StoreError."""
-        now, wall = self._times.begin(self._fleet.models.keys())
+        now, wall = self._times.start_pass(self._fleet.models.keys())
         models_by_instance = {instance.name: instance.model for instance in instances}
         models = [model for model in awake_models if model.replicas]
-        self._note_use(models, wall, has_requests=bool(demand))
+        self._record_use(models, wall, has_requests=bool(demand))
         for model in models:
             self._clear_eviction(model, models_by_instance)
             # Requests that wait while a copy serves are among those that it still answers.
             is_requested = model.wish.name in demand and not model.serving
             model.is_unloaded &= not (is_requested or model.wish.policy.pinned)
         loaded_models = self._loaded_models(models, demand, models_by_instance)
-        self._tell_fleet(loaded_models, now)
+        self._update_fleet(loaded_models, now)
         for model in models:
-            self._note_requests(model, has_requests=model.wish.name in demand)
-        self._note_idle_models(loaded_models, wall)
+            self._record_requests(model, has_requests=model.wish.name in demand)
+        self._record_idle_models(loaded_models, wall)
         # The notes change the states of their models.
         loaded_models = self._loaded_models(models, demand, models_by_instance)
         self._apply_moves(loaded_models, decide_evictions(loaded_models, now))
@@ -102,14 +102,14 @@ class Evictor:
         }
         await self._write_use()
 
-    def _tell_fleet(self, loaded_models: Sequence[LoadedModel], now: float) -> None:
+    def _update_fleet(self, loaded_models: Sequence[LoadedModel], now: float) -> None:
         """Tell plans which models can be evicted, and in which order."""
         self._fleet.eviction_order = eviction_order(loaded_models, now)
         self._fleet.unasked_models = {
             loaded_model.name for loaded_model in loaded_models if not loaded_model.is_requested
         }
 
-    def _note_idle_models(self, loaded_models: Sequence[LoadedModel], wall: float) -> None:
+    def _record_idle_models(self, loaded_models: Sequence[LoadedModel], wall: float) -> None:
         """Note which models have had no request since they were loaded last."""
         for loaded_model in loaded_models:
             model = self._fleet.models[loaded_model.name]
@@ -119,18 +119,18 @@ class Evictor:
                 and model.used_at != wall
             )
 
-    def _apply_moves(self, loaded_models: Sequence[LoadedModel], moves: Moves) -> None:
+    def _apply_moves(self, loaded_models: Sequence[LoadedModel], moves: EvictionDecision) -> None:
         """Evict, hold, and load on request, as was decided."""
         transitions = {
             loaded_model.name for loaded_model in loaded_models if loaded_model.is_in_transition
         }
-        self.is_freeing_memory = bool(transitions or moves.evictions or moves.first)
+        self.is_freeing_memory = bool(transitions or moves.evictions or moves.next_to_load)
         for copy_id, eviction in moves.evictions.items():
             self._evict(copy_id, eviction)
         for loaded_model in loaded_models:
             model = self._fleet.models[loaded_model.name]
             model.load_block_reason = moves.hold_reasons.get(loaded_model.name, "")
-            model.is_first_in_line = moves.first == loaded_model.name
+            model.is_first_in_line = moves.next_to_load == loaded_model.name
             waits_for_request = (
                 model.waits_for_request
                 or loaded_model.keep_alive_s >= 0
@@ -168,21 +168,23 @@ class Evictor:
         for replica in model.all_replicas:
             if replica.eviction is None or replica.is_busy:
                 continue
-            must_stay = replica.is_asleep and not (replica.eviction.ends or model.is_deleting)
+            must_stay = replica.is_asleep and not (
+                replica.eviction.stops_engine or model.is_deleting
+            )
             is_running = replica.attempt is not None or any(
                 attempt.instance_name in models_by_instance for attempt in replica.attempts
             )
             if must_stay or not is_running:
                 replica.eviction, replica.planning.looks_again, model.was_evicted = None, True, True
-                self._fleet.unblock()
+                self._fleet.schedule_replanning()
 
-    def _note_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
+    def _record_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
         """Note whether requests wait, and plan again where that changes something.
 
         Evictions are planned only for a model with requests. Evictions are planned again if they do
         not happen in time.
         """
-        stops = model.needs
+        stops = model.copies_to_evict
         copies = (
             copy_of_giver
             for name, index in stops
@@ -246,11 +248,11 @@ class Evictor:
         copies = tuple(
             replace(
                 copy,
-                entered_at=self._times.steady(name, copy.entered_at),
+                entered_at=self._times.convert_time(name, copy.entered_at),
                 is_watched=self._is_watched(replica),
             )
             for replica in model.replicas
-            for copy in (_copy_of(model, replica),)
+            for copy in (_build_copy(model, replica),)
         )
         loaded_model = LoadedModel(name, copies)
         if loaded_model.state == "serves":
@@ -271,14 +273,14 @@ class Evictor:
             keep_alive_s=self._fleet.keep_alive_s(model.wish),
             is_pinned=policy.pinned,
             priority=policy.priority,
-            used_at=self._times.steady(name, model.used_at or model.created_at),
+            used_at=self._times.convert_time(name, model.used_at or model.created_at),
             requests=sum(
                 self._routes.in_flight(attempt.instance_name) for attempt in live_attempts
             ),
             waited_s=demand.get(name),
             has_plan=any(replica.planning.blocked_reason is None for replica in absent_replicas),
-            must_evict=model.needs,
-            must_stop=model.ends,
+            must_evict=model.copies_to_evict,
+            must_stop=model.copies_to_stop,
             is_promised_memory=any(replica.planning.awaited_offers for replica in model.replicas),
             waits_for_request=any(replica.planning.waits_for_request for replica in model.replicas),
             can_start=not all(unable),
@@ -294,7 +296,9 @@ class Evictor:
     def _is_busy(model: ManagedModel) -> bool:
         return any(replica.is_busy for replica in model.replicas)
 
-    def _note_use(self, models: Iterable[ManagedModel], now: float, *, has_requests: bool) -> None:
+    def _record_use(
+        self, models: Iterable[ManagedModel], now: float, *, has_requests: bool
+    ) -> None:
         """Note the time of use: a request is in flight, or has ended since the last look."""
         for model in models:
             if any(
@@ -332,12 +336,12 @@ class Evictor:
         if used_at:
             self._noted_use |= used_at
             try:
-                await asyncio.to_thread(self._store.note_use, used_at)
+                await asyncio.to_thread(self._store.record_use, used_at)
             except StoreError as error:
                 log.warning("the last use of models could not be recorded", error=str(error))
 
 
-def _copy_of(model: ManagedModel, replica: ReplicaState) -> Copy:
+def _build_copy(model: ManagedModel, replica: ReplicaState) -> Copy:
     attempt, woken = replica.attempt, replica.wake_times
     if (
         replica.eviction is None

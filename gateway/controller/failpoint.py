@@ -12,12 +12,12 @@ import signal
 from typing import get_args
 
 from gateway.controller.decisions.changes import Step
-from gateway.controller.decisions.reconcile import Action, Rest
+from gateway.controller.decisions.reconcile import Action, NoAction
 
 FAILPOINTS = tuple(
     f"{action.__name__}.{moment}"
     for action in get_args(Action)
-    if action is not Rest
+    if action is not NoAction
     for moment in ("before", "after")
 )
 CHANGE_FAILPOINTS = tuple(

@@ -21,7 +21,7 @@ from gateway.controller.fleet.restored_models import load_models
 from gateway.controller.fleet.route_table import route_table
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.loop_health import LoopHealth
-from gateway.controller.memory_gifts import MemoryGifts
+from gateway.controller.memory_gifts import OfferTransfers
 from gateway.controller.orphan_engines import OrphanEngines
 from gateway.controller.owner_commands import OwnerCommands
 from gateway.controller.plan_input_watch import PlanInputWatch
@@ -70,7 +70,7 @@ _GATEWAY_END = Failure(
     kind="ended_with_gateway",
     phase="serving",
     message="The engine was stopped with the gateway, because FITSERVE_STOP_ENGINES is set.",
-    proves="nothing",
+    proven_subject="nothing",
 )
 
 
@@ -129,7 +129,7 @@ class Loop:
             self.wake,
         )
         measures, failpoint = self._gate.measures, Failpoint(settings.failpoint)
-        self._gifts = MemoryGifts(self.fleet, measures, self._steps.shrink)
+        self._gifts = OfferTransfers(self.fleet, measures, self._steps.shrink)
         self.trials = TrialSteps(attempts, self._drains, self.wake)
         self._changes = ChangeSteps(wishes, self.trials, attempts, failpoint, self._drains)
         keys, client = EndpointKeys(settings.data), EngineClient(_CALLS_AT_ONCE)
@@ -151,7 +151,7 @@ class Loop:
     ) -> Effects:
         """The effects of all steps, which share one planner of replicas."""
         launcher, patience_s = self._launcher, self._settings.start_timeout_s
-        replica_planner = ReplicaPlanner(planner, patience_s / 2, wishes.keep_commits)
+        replica_planner = ReplicaPlanner(planner, patience_s / 2, wishes.store_commits)
         return Effects(
             PlanSteps(replica_planner, reader, attempts, launcher, self._gpus),
             StartSteps(
@@ -184,7 +184,9 @@ class Loop:
         """
         # Requests wait until the first look at running engines, so no model appears unknown or
         # away.
-        self._routes.table = route_table(self.fleet, [], self._settings.start_timeout_s, waits=True)
+        self._routes.table = route_table(
+            self.fleet, [], self._settings.start_timeout_s, waits_for_engine=True
+        )
         while True:
             self._wake.clear()
             await self._guarded_pass()
@@ -204,14 +206,14 @@ class Loop:
             self._has_passed = True
             setback.clear()
         except HostError as error:
-            self._note_host_problem(error)
+            self._record_host_problem(error)
         except Exception as error:
             setback.record_failure(error)
             if setback.count >= _MAX_BROKEN_PASSES:
                 raise
             await asyncio.sleep(setback.rest_s)
 
-    def _note_host_problem(self, error: HostError) -> None:
+    def _record_host_problem(self, error: HostError) -> None:
         if self.health.host_problem is None:
             # The traceback adds nothing.
             log.error("the host does not answer", error=str(error))
@@ -231,8 +233,8 @@ class Loop:
             if replica.task is not None:
                 replica.task.cancel()
                 await asyncio.wait({replica.task})
-            replica.end_preparation()
-            replica.end_inquiry()
+            replica.cancel_preparation()
+            replica.cancel_inquiry()
             await replica.unwatch()
         if self._launcher.preparations:
             # Their processes are killed, and must be waited for before the event loop ends. One
@@ -240,7 +242,7 @@ class Loop:
             await asyncio.wait(self._launcher.preparations, timeout=_PREPARATION_END_S)
         await self._orphans.close()
 
-    async def end_engines(self) -> None:
+    async def stop_engines(self) -> None:
         """Stop all engines of this gateway, after `close`. The next gateway starts their models
         again."""
         for replica in self.fleet.replicas():
@@ -256,7 +258,7 @@ class Loop:
             *(self._launcher.stop(instance.name, grace_s) for instance in await self._host.list())
         )
 
-    async def left_running(self) -> list[str]:
+    async def running_instances(self) -> list[str]:
         """The running engines of this gateway, by instance name. Raises HostError."""
         return [
             instance.name for instance in await self._host.list() if instance.state == "running"
@@ -275,8 +277,8 @@ class Loop:
         former_instances, instances = self._instances or [], await self._host.list()
         self._instances = instances
         self.health.host_problem, problem = None, await self._store_problem()
-        self._note_freed_gpus(former_instances, instances)
-        self._inputs.begin()
+        self._retry_on_freed_gpus(former_instances, instances)
+        self._inputs.start()
         demand = self._routes.demand()
         awake_models = self._awaken(instances, demand)
         await self._show_engines(instances, awake_models, demand)
@@ -286,17 +288,17 @@ class Loop:
             self._gifts.request_offers(model, instances)
         problem = await self._attend_all(models, instances) or problem
         self._publish_routes(instances)
-        self._let_rest(awake_models)
+        self._park_idle_models(awake_models)
         self.health.store_problem = problem
 
-    def _note_freed_gpus(
+    def _retry_on_freed_gpus(
         self, former_instances: Iterable[Instance], instances: Iterable[Instance]
     ) -> None:
         """Let replicas without a plan try again after an engine's end, or with other GPUs."""
         ended_names = _running_names(former_instances) - _running_names(instances)
         if ended_names or self._lost_gpus is not self._gpus.lost_cards:
             self._lost_gpus = self._gpus.lost_cards
-            self.fleet.unblock()
+            self.fleet.schedule_replanning()
 
     async def _show_engines(
         self,
@@ -311,7 +313,7 @@ class Loop:
         if self.evictor.is_freeing_memory != was_freeing_memory:
             self.wake()
         self._publish_routes(instances)
-        self._gate.note_engines(instances)
+        self._gate.record_engines(instances)
         self._drains.forget_engines({instance.name for instance in instances})
         self._orphans.stop_orphans(instances, self.fleet.instance_names() if instances else ())
 
@@ -345,11 +347,11 @@ class Loop:
             self._resting_routes.pop(model.wish.name, None)
         return awake_models
 
-    def _let_rest(self, awake_models: list[ManagedModel]) -> None:
+    def _park_idle_models(self, awake_models: list[ManagedModel]) -> None:
         """Leave models without work out of the next passes, and keep their routes."""
         models = self.fleet.models
         self._resting.retain(models.keys())
-        self._resting.note(
+        self._resting.record(
             (model for model in awake_models if model.wish.name in models),
             self.evictor.is_freeing_memory,
             time.monotonic(),
@@ -379,13 +381,13 @@ class Loop:
         try:
             await self._endpoints.update_watchers(model)
             for replica in model.replicas:
-                await self._steps.attend(model, replica, instances)
+                await self._steps.step(model, replica, instances)
             if model.trial is not None:
-                await self._steps.attend(model, model.trial, instances)
+                await self._steps.step(model, model.trial, instances)
                 await self._forget_trial(model, model.trial, instances)
             await self._changes.size(model)
             # One step in a pass, so that an engine has left the routes before it stops.
-            if await self._changes.attend(model):
+            if await self._changes.step(model):
                 self.wake()
             if model.is_deleting:
                 await self._forget(model, instances)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gateway.supervision import Setback
+from gateway.supervision import ErrorBackoff
 
 
 class LoopHealth:
@@ -13,7 +13,7 @@ class LoopHealth:
     def __init__(self) -> None:
         self.host_problem: str | None = None
         self.store_problem: str | None = None
-        self.setback = Setback("the control loop")
+        self.setback = ErrorBackoff("the control loop")
         self.last_pass = time.monotonic()
         """Monotonic time of the last pass."""
 

@@ -10,7 +10,7 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.domain import Attempt, Instance, Offer
 
 
-class MemoryGifts:
+class OfferTransfers:
     """Has models give the offers that others wait for, and notifies the receivers.
 
     `measures` is `StartGate.measures`, and `shrink` is `ReplicaSteps.shrink`.
@@ -45,7 +45,7 @@ class MemoryGifts:
             if not self._is_settled(offer, replica.model, instances)
         ]
         if replica.planning.awaited_offers and not missing_offers:
-            replica.planning.receive(
+            replica.planning.accept_offers(
                 tuple(
                     offer
                     for offer in replica.planning.awaited_offers
@@ -59,7 +59,7 @@ class MemoryGifts:
         if giver is None or offer.replica >= len(giver.replicas):
             return True
         replica = giver.replicas[offer.replica]
-        if offer.how != "surplus":
+        if offer.kind != "surplus":
             return _is_away(replica, offer)
         if giver.is_deleting:
             return True
@@ -89,7 +89,7 @@ class MemoryGifts:
 
 def _is_away(replica: ReplicaState, offer: Offer) -> bool:
     """Whether a copy has left its GPUs, by the way that its offer names."""
-    is_gone = replica.attempt is None or (offer.how == "sleep" and replica.is_asleep)
+    is_gone = replica.attempt is None or (offer.kind == "sleep" and replica.is_asleep)
     return is_gone and replica.eviction is None and not replica.is_busy
 
 

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.wish_changes import WishChanges
@@ -67,7 +67,7 @@ class OwnerCommands:
             self._fleet.check_names(wish)
             now = time.time()
             await asyncio.to_thread(self._store.add_model, wish, now)
-            model = self._fleet.admit(ManagedModel(wish, now, idempotency_key=key))
+            model = self._fleet.add_model(ManagedModel(wish, now, idempotency_key=key))
         self._on_admission()
         self._wake()
         return model
@@ -99,7 +99,7 @@ class OwnerCommands:
                 raise Conflict(
                     f"The model {name} is being removed.", hint="Add it again after its removal."
                 )
-            if model.change is not None and not model.change.refused:
+            if model.change is not None and not model.change.refusal_text:
                 ends = f"`fitserve show {name}` shows its progress. Try again afterwards."
                 if model.is_stopped:
                     ends = f"Its owner stopped it. `fitserve start {name}` continues the change."
@@ -114,9 +114,9 @@ class OwnerCommands:
                 await self._wishes.enforce(model, wish, model.generation)
             elif not model.serving:
                 # Nothing serves, so there is no state to go back to.
-                await self._wishes.enforce(model, wish, model.newest + 1)
+                await self._wishes.enforce(model, wish, model.newest_generation + 1)
             else:
-                await self._wishes.begin(model, wish)
+                await self._wishes.start(model, wish)
             if restarts:
                 model.inquiry_problems.clear()
                 model.answers = {}
@@ -180,14 +180,14 @@ class OwnerCommands:
         else:
             for replica in model.replicas:  # shown until the next pass
                 if not replica.has_engine:
-                    replica.status = Rest("starting", "its owner starts it")
+                    replica.status = NoAction("starting", "its owner starts it")
             # A start by the owner counts as a request.
             model.used_at, model.was_evicted, model.is_unloaded = time.time(), False, False
         self._wake()
         return model
 
     @contextlib.contextmanager
-    def set_apart(self, gpus: Sequence[str]) -> Iterator[dict[str, str]]:
+    def reserve_gpus(self, gpus: Sequence[str]) -> Iterator[dict[str, str]]:
         """Keep these GPUs (by UUID) free of starts in this context.
 
         Gives for each GPU in use its user and the remedy. Raises Conflict if GPUs are set apart
@@ -217,7 +217,7 @@ class OwnerCommands:
             yield {**(dict.fromkeys(gpus, wait) if planned_name else {}), **holders}
         finally:
             self._fleet.set_apart = frozenset()
-            self._fleet.unblock()
+            self._fleet.schedule_replanning()
             self._wake()
 
 

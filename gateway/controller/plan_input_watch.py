@@ -30,7 +30,7 @@ class PlanInputWatch:
         self._task: asyncio.Task[None] | None = None
         self._looked_at = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Begin a look if one is due."""
         if self._task is not None and not self._task.done():
             return
@@ -39,7 +39,7 @@ class PlanInputWatch:
             return
         self._looked_at = now
         if blocked_models := [model for model in self._fleet.models.values() if _is_blocked(model)]:
-            self._task = asyncio.create_task(self._look_safely(blocked_models))
+            self._task = asyncio.create_task(self._refresh_inputs(blocked_models))
 
     async def close(self) -> None:
         """End a look that is under way."""
@@ -47,7 +47,7 @@ class PlanInputWatch:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _look_safely(self, blocked_models: Sequence[ManagedModel]) -> None:
+    async def _refresh_inputs(self, blocked_models: Sequence[ManagedModel]) -> None:
         try:
             await self.compare_inputs(blocked_models)
         except Exception as error:
@@ -74,7 +74,7 @@ class PlanInputWatch:
             )
         }
         if changed_names:
-            self._fleet.unblock(changed_names)
+            self._fleet.schedule_replanning(changed_names)
             self._wake()
 
 

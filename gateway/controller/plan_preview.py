@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.planner_port import PlannerPort
-from gateway.domain import Hardware, Plan, Served, Wish
+from gateway.domain import Hardware, Plan, TrafficSums, Wish
 from gateway.domain.plan_request import PlanRequest, PlanResult, RunningPlan
 from gateway.domain.sharing import NO_SHARING
 
@@ -74,7 +74,7 @@ class PlanPreview:
         self,
         model: ManagedModel,
         plan: Plan,
-        traffic: tuple[Served, ...] = (),
+        traffic: tuple[TrafficSums, ...] = (),
     ) -> PlanResult:
         """The plans for the model, with a rival of its running `plan` if one should be better.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 
 
-class SteadyTimes:
+class MonotonicTimes:
     """Translates each time when it is first seen. A later setting of the clock changes nothing.
 
     A time in the future was noted before the clock was set back, and counts as now.
@@ -17,7 +17,7 @@ class SteadyTimes:
         self._times: dict[str, dict[float, float]] = {}
         self._wall = self._now = 0.0
 
-    def begin(self, names: Collection[str]) -> tuple[float, float]:
+    def start_pass(self, names: Collection[str]) -> tuple[float, float]:
         """Begin a pass. Returns its time by both clocks: monotonic, wall.
 
         Models that are not among `names` are forgotten. Of a model that the pass asks for, the
@@ -29,7 +29,7 @@ class SteadyTimes:
         self._now, self._wall = time.monotonic(), time.time()
         return self._now, self._wall
 
-    def steady(self, name: str, at: float) -> float:
+    def convert_time(self, name: str, at: float) -> float:
         """The time `at` of the model `name`, in monotonic seconds."""
         if name not in self._former_times:
             self._former_times[name], self._times[name] = self._times.get(name, {}), {}

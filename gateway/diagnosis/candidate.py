@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.diagnosis.lines.line_forms import HANDLER, REQUEST
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Scalar
 
 # Lines of one message or traceback that are remembered: more than any engine needs, and bounded.
@@ -32,7 +32,7 @@ class FailureCandidate:
     number: int
     phase: str
     is_survived: bool = False
-    shape: Shape = Shape("", "", (), "")
+    shape: ExceptionShape = ExceptionShape("", "", (), "")
     is_bare: bool = False
     """An exception without traceback, or less: a failure only once the log has ended."""
     message: str = ""
@@ -40,7 +40,7 @@ class FailureCandidate:
     last_columns: int = 0
 
     @classmethod
-    def unproven(cls, line: str, number: int, shape: Shape) -> FailureCandidate:
+    def unproven(cls, line: str, number: int, shape: ExceptionShape) -> FailureCandidate:
         return cls(None, {}, line, number, shape.phase, shape=shape, is_bare=True)
 
     def set_message(self, message: str, columns: int) -> None:

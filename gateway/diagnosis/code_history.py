@@ -96,13 +96,13 @@ class CodeHistory:
         self._versions = sorted(versions, key=release)
         self._read, self._read_whole = cache(read), cache(read_whole)
 
-    def covers(self, version: str) -> bool:
+    def knows_changes_since(self, version: str) -> bool:
         """Whether changes since a version are known."""
         if not self._versions:
             return False
         return release(version) >= release(self._read(self._versions[0]).before)
 
-    def reaches(self, version: str) -> bool:
+    def knows_changes_to(self, version: str) -> bool:
         """Whether changes up to a version are known."""
         return bool(self._versions) and release(version) <= release(self._versions[-1])
 
@@ -138,7 +138,7 @@ class CodeHistory:
                 key, line_key = step.moved[key], -1
         return first
 
-    def differs(self, path: str, name: str, older_version: str, newer_version: str) -> bool:
+    def has_changed(self, path: str, name: str, older_version: str, newer_version: str) -> bool:
         """Whether an older version has other code in a function of a newer one, or none."""
         key = function_hash(path, name)
         for step in reversed(self._steps_between(older_version, newer_version)):
@@ -156,7 +156,7 @@ class CodeHistory:
                 return step.version
         return None
 
-    def text_new(self, text: str, older_version: str, newer_version: str) -> str | None:
+    def adding_version(self, text: str, older_version: str, newer_version: str) -> str | None:
         """The last version up to `newer_version`, after `older_version`, that began to print such a
         message."""
         hashes = list(text_hashes(text))

@@ -13,7 +13,7 @@ from gateway.diagnosis.code_history import CodeChange, CodeHistory
 from gateway.domain.release import release
 
 if TYPE_CHECKING:
-    from gateway.diagnosis.structure import Shape
+    from gateway.diagnosis.structure import ExceptionShape
     from gateway.domain.value import Scalar
 
 # Frames further out call every failing function alike.
@@ -42,7 +42,7 @@ class EngineFrame(NamedTuple):
     line: str
 
 
-def engine_frames(shape: Shape) -> list[EngineFrame]:
+def engine_frames(shape: ExceptionShape) -> list[EngineFrame]:
     """The innermost frames of the engine's own code, the innermost first."""
     codes = shape.codes if len(shape.codes) == len(shape.frames) else ("",) * len(shape.frames)
     frames = (
@@ -54,7 +54,7 @@ def engine_frames(shape: Shape) -> list[EngineFrame]:
 
 
 def code_versions(
-    history: CodeHistory, engine: str, shape: Shape, versions: Iterable[str]
+    history: CodeHistory, engine: str, shape: ExceptionShape, versions: Iterable[str]
 ) -> dict[str, Scalar]:
     """The described versions that may not have a failure of `engine` (KIND==VERSION), by the code.
 
@@ -64,7 +64,7 @@ def code_versions(
     """
     kind, _, version = engine.partition("==")
     frames = engine_frames(shape)
-    if not history.covers(version):
+    if not history.knows_changes_since(version):
         return {}
     ordered_versions = sorted(versions, key=release)
     newest_version = next(
@@ -81,7 +81,11 @@ def code_versions(
         else None
     )
     older_version = _older(history, frames, shape.message, version, ordered_versions)
-    if change is None and newest_version is not None and not history.reaches(newest_version):
+    if (
+        change is None
+        and newest_version is not None
+        and not history.knows_changes_to(newest_version)
+    ):
         return {}
     # A function that no version has, as in a changed copy of the engine, is not the same code.
     is_known = any(history.has(frame.path, frame.name, version) for frame in frames[:1])
@@ -131,12 +135,14 @@ def _older(
     older_versions = [
         known_version
         for known_version in reversed(versions)
-        if release(known_version) < release(version) and history.covers(known_version)
+        if release(known_version) < release(version) and history.knows_changes_since(known_version)
     ]
     frame = frames[0] if frames else None
     for older_version in older_versions:
-        if frame is not None and history.differs(frame.path, frame.name, older_version, version):
+        if frame is not None and history.has_changed(
+            frame.path, frame.name, older_version, version
+        ):
             return older_version
-        if frame is None and history.text_new(message, older_version, version) is not None:
+        if frame is None and history.adding_version(message, older_version, version) is not None:
             return older_version
     return None

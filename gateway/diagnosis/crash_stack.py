@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.diagnosis.candidate import FailureCandidate
 from gateway.diagnosis.lines import line_forms as forms
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 
 # The frames of a crash that matter: the outer ones only called them.
 _INNER_FRAMES = 8
@@ -27,10 +27,10 @@ class CrashStack:
         if frame := forms.STACK_FRAME.match(message):
             if self._is_open and len(self._frames) < _INNER_FRAMES:
                 self._frames.append(f"{frame['file']}:{frame['function']}")
-                self._note_first_line(text, number)
+                self._record_first_line(text, number)
         elif native := forms.NATIVE_FRAME.match(message):
             self._symbols[native["symbol"]] = None
-            self._note_first_line(text, number)
+            self._record_first_line(text, number)
         elif library := forms.LIBRARY_FRAME.match(message):
             if len(self._libraries) < _INNER_FRAMES:
                 self._libraries[library["library"]] = None
@@ -38,7 +38,7 @@ class CrashStack:
             self._is_open = False
         elif forms.STACK.match(message):
             self._is_open = True
-            self._note_first_line(text, number)
+            self._record_first_line(text, number)
         elif forms.OTHER_STACK.match(message):
             self._is_open = False
         return forms.CAUGHT.search(message) is not None
@@ -53,11 +53,11 @@ class CrashStack:
         """The functions of the program on the stack, the innermost last."""
         return tuple(reversed(self._frames))
 
-    def _note_first_line(self, text: str, number: int) -> None:
+    def _record_first_line(self, text: str, number: int) -> None:
         if not self.number:
             self.number, self.line = number, text
 
     def candidate(self, phase: str) -> FailureCandidate:
         """The stack's frames as a traceback, and its symbols as the message."""
-        shape = Shape("", " ".join(self._symbols), self.frames, phase)
+        shape = ExceptionShape("", " ".join(self._symbols), self.frames, phase)
         return FailureCandidate(None, {}, self.line, self.number, phase, shape=shape)

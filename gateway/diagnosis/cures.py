@@ -27,17 +27,17 @@ from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import (
     Circumstance,
     ComponentFolder,
+    ConditionalSteps,
     Cure,
     CureStep,
     EnginePackages,
     FailureSignature,
     Feature,
     ImportName,
-    Lever,
     Remedy,
     TextSignature,
 )
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Failure, Scalar
 from gateway.domain.release import release
 
@@ -112,7 +112,7 @@ class CureRows(NamedTuple):
     """
 
     remedies: tuple[Remedy, ...] = ()
-    levers: tuple[Lever, ...] = ()
+    levers: tuple[ConditionalSteps, ...] = ()
     circumstances: tuple[Circumstance, ...] = ()
     versions: Mapping[str, tuple[str, ...]] = {}
     names: Callable[[str, str], Mapping[str, frozenset[str]]] = lambda _, __: {}
@@ -164,7 +164,9 @@ class Cures:
         """Whether a line may show a circumstance."""
         return self._lines.has_possible_rows(text)
 
-    def shape_circumstances(self, shape: Shape, libraries: Sequence[str] = ()) -> dict[str, Scalar]:
+    def shape_circumstances(
+        self, shape: ExceptionShape, libraries: Sequence[str] = ()
+    ) -> dict[str, Scalar]:
         """The circumstances that the traceback and the message of a failure show.
 
         libraries: files of compiled code on the stack of a crash.
@@ -186,7 +188,9 @@ class Cures:
         values |= self._folders.locate(shape.message, shape.frames[-_COMPONENT_FRAMES:])
         return values | settings | reasons(shape.message)
 
-    def off_switch(self, engine: str | None, version: str, shape: Shape) -> dict[str, Scalar]:
+    def off_switch(
+        self, engine: str | None, version: str, shape: ExceptionShape
+    ) -> dict[str, Scalar]:
         """The variable of the engine that switches off the part that failed, as `switch`.
 
         `switch_named`: the message names the part, and not only a file of the traceback. The
@@ -231,7 +235,7 @@ class Cures:
         )
 
     def feature(
-        self, engine: str | None, version: str, shape: Shape, options: StartOptions
+        self, engine: str | None, version: str, shape: ExceptionShape, options: StartOptions
     ) -> dict[str, Scalar]:
         """The `feature` whose code failed, with its `feature_switch` in this version, and the flag
         that chooses the implementation of the failing part, as `backend_flag`.
@@ -310,7 +314,9 @@ class Cures:
             )
         return self._variables[key]
 
-    def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:
+    def own_settings(
+        self, engine: str | None, shape: ExceptionShape, settings: Scalar
+    ) -> dict[str, Scalar]:
         """The settings that a message names, as `settings`: flags of the engine first.
 
         A fault's message has names of a program's variables, so only the engine's flags count.
@@ -389,7 +395,7 @@ class Cures:
         return values
 
     def code_versions(
-        self, engine: str | None, version: str, failure: str, shape: Shape
+        self, engine: str | None, version: str, failure: str, shape: ExceptionShape
     ) -> dict[str, Scalar]:
         """The versions with other code where a failure was raised (code_versions.py).
 
@@ -413,8 +419,8 @@ class Cures:
         kind = self.remedies.get(row.kind, _NO_REMEDY)
         levers = [lever for lever in self.rows.levers if _lever_holds(lever, case)]
         message = (
-            remedy.fill(row.message, case.values)
-            or remedy.fill(kind.message, case.values)
+            remedy.fill_template(row.message, case.values)
+            or remedy.fill_template(kind.message, case.values)
             or "The engine failed."
         )
         steps, advice = _steps_and_advice(row, kind, levers, case)
@@ -450,25 +456,27 @@ def _nearest_version(version: str, described_versions: Iterable[str]) -> str:
     return older_versions[-1] if older_versions else versions[0]
 
 
-def _lever_message(levers: Sequence[Lever], case: Case) -> str:
+def _lever_message(levers: Sequence[ConditionalSteps], case: Case) -> str:
     """The message of a lever for the case, else the reasons that the engine itself gave."""
-    messages = (remedy.fill(lever.message, case.values) for lever in levers)
-    reasons_text = remedy.fill("The engine's own reasons: {reasons}.", case.values)
+    messages = (remedy.fill_template(lever.message, case.values) for lever in levers)
+    reasons_text = remedy.fill_template("The engine's own reasons: {reasons}.", case.values)
     return next(filter(None, messages), "") or reasons_text or ""
 
 
-def _lever_steps(levers: Sequence[Lever], case: Case, *, leads: bool) -> tuple[str, ...]:
+def _lever_steps(
+    levers: Sequence[ConditionalSteps], case: Case, *, is_first: bool
+) -> tuple[str, ...]:
     """The steps of levers that stand before the row's own, or of those trailing."""
     return tuple(
         step
         for lever in levers
-        if lever.leads is leads
+        if lever.is_first is is_first
         for step in remedy.fill_steps(lever.steps, case)
     )
 
 
 def _steps_and_advice(
-    row: FailureSignature | Remedy, kind: Remedy, levers: Sequence[Lever], case: Case
+    row: FailureSignature | Remedy, kind: Remedy, levers: Sequence[ConditionalSteps], case: Case
 ) -> tuple[tuple[str, ...], str]:
     """The steps for a case, the most specific first, and the one that is shown with its message.
 
@@ -478,9 +486,9 @@ def _steps_and_advice(
     is_text_row = isinstance(row, TextSignature)
     own_steps = remedy.fill_steps(row.steps, case)
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
-    leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
+    leading, trailing = (_lever_steps(levers, case, is_first=leads) for leads in (True, False))
     advised = () if is_text_row else case.advice
-    is_replaced = any(lever.replaces for lever in levers)
+    is_replaced = any(lever.replaces_steps for lever in levers)
     # Own steps of a row mostly suffice, so the others are filled for rows without.
     general_steps = () if own_steps or is_replaced else remedy.fill_steps(kind.steps, case)
     late_advice = _unnamed_advice(case, own_steps or general_steps) if is_text_row else ()
@@ -495,7 +503,7 @@ def _steps_and_advice(
         if own_steps and not is_replaced:
             general_steps = remedy.fill_steps(kind.steps, case)
         # Advice for this case goes before the general steps of its kind.
-        if row_advice and not remedy.repeats((*step_texts, *general_steps), row_advice):
+        if row_advice and not remedy.is_repeated_advice((*step_texts, *general_steps), row_advice):
             step_texts += (row_advice,)
         step_texts += general_steps[:1]
         step_texts += () if own_steps else late_advice
@@ -506,7 +514,7 @@ def _steps_and_advice(
     advice = (
         next(iter(case_advice), "")
         or row_advice
-        or remedy.fill(kind.advice, case.values)
+        or remedy.fill_template(kind.advice, case.values)
         or next(iter(steps), "")
     )
     return steps or ((advice,) if advice else ()), advice
@@ -535,7 +543,7 @@ def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {"others_bytes": other_bytes} if 0 < process < total and other_bytes > 2 * 2**30 else {}
 
 
-def _raising_package(shape: Shape) -> dict[str, Scalar]:
+def _raising_package(shape: ExceptionShape) -> dict[str, Scalar]:
     """The installed package whose code raised a fault, as `raising_package`, and on its stack an
     engine of another name."""
     packages = [
@@ -548,7 +556,7 @@ def _raising_package(shape: Shape) -> dict[str, Scalar]:
     return {"raising_package": packages[-1]} if is_other else {}
 
 
-def _called_package(shape: Shape) -> dict[str, Scalar]:
+def _called_package(shape: ExceptionShape) -> dict[str, Scalar]:
     """The package of which the line of code calls a function that refused it, as `callee`."""
     refusal_match = _REFUSED_CALL.search(shape.message)
     if refusal_match is None:
@@ -560,16 +568,16 @@ def _called_package(shape: Shape) -> dict[str, Scalar]:
     return {"callee": call["package"], "called_library": "yes"}
 
 
-def _ends_in_engine(shape: Shape) -> bool:
+def _ends_in_engine(shape: ExceptionShape) -> bool:
     """Whether the engine's own code raised it."""
     return bool(shape.frames) and _ENGINE_CODE.search(shape.frames[-1]) is not None
 
 
-def _lever_holds(lever: Lever, case: Case) -> bool:
+def _lever_holds(lever: ConditionalSteps, case: Case) -> bool:
     if lever.kinds and case.kind not in lever.kinds:
         return False
     # Most levers end here, before anything is made for them.
-    if lever.when and case.values.keys().isdisjoint(lever.when):
+    if lever.circumstances and case.values.keys().isdisjoint(lever.circumstances):
         return False
     version = str(case.values.get("engine_version", "")).rpartition(" ")[2]
     if lever.fixed and version and release(version) >= release(lever.fixed):
@@ -578,11 +586,11 @@ def _lever_holds(lever: Lever, case: Case) -> bool:
         text="",
         engines=lever.engines,
         phases=lever.phases,
-        when=lever.when,
-        also=lever.also,
-        unless=lever.unless,
+        circumstances=lever.circumstances,
+        values=lever.values,
+        exceptions=lever.exceptions,
     )
-    return case.meets(step)
+    return case.allows_step(step)
 
 
 def _is_vague(step: str, named_flags: set[str]) -> bool:
@@ -654,7 +662,7 @@ def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
     distinct_steps: list[str] = []
     for step in steps:
         if not any(
-            remedy.repeats((earlier_step,), step)
+            remedy.is_repeated_advice((earlier_step,), step)
             or _clause(earlier_step) == _clause(step)
             or _omits_again(step, earlier_step)
             for earlier_step in distinct_steps

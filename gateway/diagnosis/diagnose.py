@@ -23,7 +23,10 @@ def diagnose(
         reader.feed(piece)
     reader.close()
     no_failure = Failure(
-        kind="none", phase=reader.progress.phase, message=_no_failure(reader), proves="nothing"
+        kind="none",
+        phase=reader.progress.phase,
+        message=_no_failure(reader),
+        proven_subject="nothing",
     )
     return reader.diagnosis or no_failure, reader
 

@@ -15,7 +15,7 @@ def is_environmental(failure: Failure) -> bool:
 
     The first hang proves nothing.
     """
-    return failure.proves == "nothing"
+    return failure.proven_subject == "nothing"
 
 
 def exit_failure(
@@ -25,7 +25,7 @@ def exit_failure(
     lines = [line for line in tail if line.strip()]
     last = lines[-1] if lines else None
     code = instance.exit_code
-    if instance.oom_killed:
+    if instance.is_oom_killed:
         return Failure(
             kind="host_oom",
             phase=phase,
@@ -59,5 +59,5 @@ def exit_failure(
         line=last,
         culprit={} if code is None else {"exit_code": code},
         advice="Read the whole log with `fitserve logs`.",
-        proves="plan" if kind == "unknown" else "nothing",
+        proven_subject="plan" if kind == "unknown" else "nothing",
     )

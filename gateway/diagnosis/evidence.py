@@ -17,7 +17,7 @@ from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.progress import StartProgress
 from gateway.diagnosis.signature import FailureSignature, TextSignature
 from gateway.diagnosis.signatures import Signatures
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Scalar
 
 # All of these are more than any engine needs, and bounded.
@@ -127,7 +127,7 @@ class LogEvidence:
             self.processes[name] = ProcessTrace()
         return self.processes[name]
 
-    def disregards(self, process: ProcessTrace) -> bool:
+    def is_ignored(self, process: ProcessTrace) -> bool:
         """Whether errors of this process prove nothing, because the engine serves."""
         return self.is_serving and not (self.is_ending or process.is_fatal)
 
@@ -142,7 +142,7 @@ class LogEvidence:
         )
         if proof is None or (is_warning and not proof[0].printed_as_warning):
             return None
-        return proof if proof[0].while_serving or not self.disregards(process) else None
+        return proof if proof[0].while_serving or not self.is_ignored(process) else None
 
     def prove_text(self, text: str, process: ProcessTrace | None = None) -> Proof | None:
         """The proof in a text, whether or not an exception says it."""
@@ -157,7 +157,7 @@ class LogEvidence:
         )
         return proof if possible else None
 
-    def culprit(self, proof: Proof, process: ProcessTrace) -> dict[str, Scalar]:
+    def culprit_values(self, proof: Proof, process: ProcessTrace) -> dict[str, Scalar]:
         """The values of a proof, with kernel and layer where a kernel or engine failed."""
         row, groups = proof
         if row.proves not in ("kernel", "engine"):
@@ -243,7 +243,7 @@ class LogEvidence:
         """The lines with advice that stand near a line of the log, and are not that line."""
         return tuple(text for at, text in self._advice if 0 < abs(at - number) <= _MAX_ADVICE_LINES)
 
-    def end_engine(self, text: str, number: int) -> None:
+    def record_engine_end(self, text: str, number: int) -> None:
         """Note that the engine ends: errors since it serves that it did not survive count now."""
         self.add_death(text, number)
         if self.is_serving and not self.is_ending:
@@ -259,7 +259,7 @@ class LogEvidence:
         """Whether enough faults of requests are noted."""
         return sum(number for _, number in self.faults.values()) >= _MAX_FAULTS
 
-    def note_fault(self, candidate: FailureCandidate, *, is_of_worker: bool = False) -> None:
+    def record_fault(self, candidate: FailureCandidate, *, is_of_worker: bool = False) -> None:
         """Note an error of a request that the serving engine survives.
 
         is_of_worker: a process that computes says so, and not the one that reads requests.
@@ -323,13 +323,13 @@ class LogEvidence:
         """Add one of a few pasted lines, which may lack the name of the exception."""
         code = forms.CODE.search(line.message)
         message = code[1] if code else line.message
-        shape = Shape("", message, (), phase)
+        shape = ExceptionShape("", message, (), phase)
         if forms.WRAPPER.match(message):
             self.add_death(line.text, line.number)
         elif self.add_hint(message, line.text, line.number, line.process) or self._records:
             return  # next to records the line may be the rest of one
         elif worded := forms.PYTHON.match(message.strip()):
-            shape = Shape(worded.lastgroup or "", message.strip(), (), phase)
+            shape = ExceptionShape(worded.lastgroup or "", message.strip(), (), phase)
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
         elif not (
             forms.ACTIVITY.match(message) or (forms.COMPLAINT.search(line.text) and code is None)
@@ -339,7 +339,7 @@ class LogEvidence:
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
 
 
-def _is_fault(shape: Shape, raising_frame: str) -> bool:
+def _is_fault(shape: ExceptionShape, raising_frame: str) -> bool:
     """Whether an error of a request is the program's own. raising_frame: the frame that raised it.
 
     A request can be wrong, and a library may refuse it so; Python's own faults no request makes.

@@ -15,7 +15,8 @@ from functools import cached_property
 from pydantic import field_validator
 
 from gateway.diagnosis.lines.line_forms import FRAME
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
+from gateway.domain.base import Field
 from gateway.domain.value import Value
 
 _SENTENCE_POINTS = 3
@@ -44,7 +45,7 @@ class KindWords(Value):
     words: tuple[str, ...] = ()
     frames: tuple[str, ...] = ()
     exceptions: tuple[str, ...] = ()
-    usual: tuple[str, ...] = ()
+    common_words: tuple[str, ...] = Field((), alias="usual")
     phases: tuple[str, ...] = ()
 
     @field_validator("sure", "words", "frames")
@@ -58,7 +59,7 @@ class KindWords(Value):
         return patterns
 
 
-class Likely:
+class KindClassifier:
     """The words of all kinds. Of kinds with equally many points the first is meant."""
 
     def __init__(self, kinds: tuple[KindWords, ...]) -> None:
@@ -79,7 +80,7 @@ class Likely:
             for kind in self._kinds
         ]
 
-    def guess(self, shapes: Sequence[Shape]) -> tuple[str, tuple[str, ...]] | None:
+    def guess(self, shapes: Sequence[ExceptionShape]) -> tuple[str, tuple[str, ...]] | None:
         """The kind that the words of all shapes together speak for, and these words."""
         # The frame is all that remains of a traceback that was cut off in it.
         message = " . ".join(
@@ -103,7 +104,7 @@ class Likely:
             reports = _find_words(words, message)
             files_seen = _find_words(files, frames)
             decisive = raised_names.intersection(kind.exceptions)
-            usual_names = raised_names.intersection(kind.usual)
+            usual_names = raised_names.intersection(kind.common_words)
             points = (
                 _SENTENCE_POINTS * (min(len(sentences), _MAX_SENTENCES) + bool(decisive))
                 + min(len(reports), _MAX_SENTENCES)

@@ -23,7 +23,7 @@ from gateway.diagnosis.lines.line_filter import ALARM_WORDS, FATAL_WORDS, SERVIN
 from gateway.diagnosis.lines.log_lines import MAX_LINE, LogLine, clean
 from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import Signatures
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.diagnosis.verdict import LogVerdict
 from gateway.domain import Failure
 
@@ -39,7 +39,7 @@ class _Traceback(NamedTuple):
     """The traceback of a process as it was before its exception closed it.
 
     is_ignored: an exception that Python only reports, as from a destructor.
-    replaces: raised while another was handled.
+    replaces_former: raised while another was handled.
     has_cause: raised from another.
     is_framed: frames were seen, maybe without the traceback's first line.
     message: the message of an exception above, which is still being read.
@@ -47,7 +47,7 @@ class _Traceback(NamedTuple):
 
     is_traced: bool
     is_ignored: bool
-    replaces: bool
+    replaces_former: bool
     has_cause: bool
     is_framed: bool
     message: FailureCandidate | None
@@ -58,7 +58,7 @@ class _Traceback(NamedTuple):
         return cls(
             is_traced=process.is_in_traceback,
             is_ignored=process.is_ignored,
-            replaces=process.replaces_former,
+            replaces_former=process.replaces_former,
             has_cause=process.has_cause,
             is_framed=process.is_in_traceback or process.cut_off is not None,
             message=process.message if process.lines_left > 0 else None,
@@ -96,7 +96,7 @@ class LogReader:
         self._lines.close()
         self._evidence.close(self._lines.number, is_healthy=self.is_ready or self.has_answered)
 
-    def serve(self) -> None:
+    def mark_serving(self) -> None:
         """Note that the engine serves: from here on users write into the log."""
         evidence = self._evidence
         evidence.is_serving, evidence.hint, evidence.quoted_candidates = True, None, ()
@@ -173,13 +173,13 @@ class LogReader:
             message
         )
         if is_fatal:
-            self._end_engine(text, process)
+            self._record_engine_end(text, process)
         if (
             forms.TRACEBACK.match(message)
             or (is_fatal and "Traceback" in message)
             or message.endswith(forms.TRACEBACK_START)
         ):
-            self._begin_traceback(line, text, process)
+            self._start_traceback(line, text, process)
         elif frame := forms.FRAME.match(message):
             self._read_frame(frame, text, process)
         elif _read_mark(message, process):
@@ -222,7 +222,7 @@ class LogReader:
         process.thread_error = None
         if line.is_quiet:
             process.is_fatal, process.serving_error = False, None
-            if self._evidence.disregards(process):
+            if self._evidence.is_ignored(process):
                 self._lines.attend = 0
         if (
             forms.SHUTDOWN.match(line.text)
@@ -249,15 +249,15 @@ class LogReader:
             if self.progress.learn(row, groups):
                 evidence.hint = None
             if row.phase == "serving":
-                self.serve()
+                self.mark_serving()
                 if evidence.death is None:
                     evidence.candidates.clear()
 
-    def _end_engine(self, text: str, process: ProcessTrace) -> None:
+    def _record_engine_end(self, text: str, process: ProcessTrace) -> None:
         process.is_fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARM_WORDS
-        self._evidence.end_engine(text, self._lines.number)
+        self._evidence.record_engine_end(text, self._lines.number)
 
-    def _begin_traceback(self, line: LogLine, text: str, process: ProcessTrace) -> None:
+    def _start_traceback(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         self._lines.attend = MESSAGE_LINES
         if line.text.endswith(f", {forms.TRACEBACK_START}"):
             # vLLM's workers also print the message before the traceback
@@ -277,11 +277,11 @@ class LogReader:
         process.frames.append(frame["function"] or "")
         process.files.append(f"{frame['file']}:{frame['function'] or ''}")
         process.codes.append("")
-        self._note_cut_traceback(text, process)
+        self._record_cut_traceback(text, process)
         # The traceback of a request is read as long as its faults are counted.
         evidence = self._evidence
         if (
-            evidence.disregards(process)
+            evidence.is_ignored(process)
             and forms.REQUEST.search(process.files[-1])
             and evidence.has_faults
         ):
@@ -298,9 +298,9 @@ class LogReader:
             return
         if not self._signatures.main_loops.isdisjoint(process.frames) and not process.is_in_request:
             former_traceback = former_traceback._replace(is_ignored=False)
-            if evidence.disregards(process):
-                self._end_engine(text, process)
-        shape = Shape(
+            if evidence.is_ignored(process):
+                self._record_engine_end(text, process)
+        shape = ExceptionShape(
             exception=exception["name"],
             message=line.text[exception.end() :] or process.assertion,
             frames=tuple(process.files),
@@ -314,7 +314,7 @@ class LogReader:
     def _is_survived(
         self,
         former_traceback: _Traceback,
-        shape: Shape,
+        shape: ExceptionShape,
         line: LogLine,
         text: str,
         process: ProcessTrace,
@@ -322,7 +322,7 @@ class LogReader:
         """Whether the engine survives an exception, which then is noted for the end of the log."""
         evidence = self._evidence
         if former_traceback.is_ignored and process.ends_thread:
-            self._end_thread(line, text, shape, process)
+            self._record_thread_end(line, text, shape, process)
             return True
         is_bare = not (former_traceback.is_traced or process.is_fatal)
         if former_traceback.is_ignored or (
@@ -334,8 +334,8 @@ class LogReader:
             is_noted = (
                 former_traceback.is_traced or is_worker_fault
             ) and not former_traceback.is_ignored
-            if is_noted and evidence.disregards(process):
-                evidence.note_fault(
+            if is_noted and evidence.is_ignored(process):
+                evidence.record_fault(
                     self._unproven_candidate(text, shape), is_of_worker=is_worker_fault
                 )
             return True
@@ -344,7 +344,7 @@ class LogReader:
     def _prove_exception(
         self,
         former_traceback: _Traceback,
-        shape: Shape,
+        shape: ExceptionShape,
         line: LogLine,
         text: str,
         process: ProcessTrace,
@@ -354,7 +354,7 @@ class LogReader:
         is_bare = not (former_traceback.is_traced or process.is_fatal)
         proof = evidence.prove_exception(line.text, process)
         if proof is None and forms.WRAPPER.match(line.text):
-            if not evidence.disregards(process):
+            if not evidence.is_ignored(process):
                 evidence.add_death(text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
@@ -362,8 +362,8 @@ class LogReader:
         if proof and message and not former_traceback.is_traced and _quotes_cause(message, proof):
             message.quote(proof, line.text)
             return
-        if proof is not None and proof[0].while_serving and evidence.disregards(process):
-            self._end_engine(text, process)
+        if proof is not None and proof[0].while_serving and evidence.is_ignored(process):
+            self._record_engine_end(text, process)
         self._replace_former(former_traceback, proof, shape, process)
         candidate = self._candidate(proof, text, process)
         candidate.shape = shape._replace(phase=candidate.phase)
@@ -371,7 +371,9 @@ class LogReader:
         candidate.set_message(line.text, len(text))
         self._add_candidate(candidate, process, line)
 
-    def _end_thread(self, line: LogLine, text: str, shape: Shape, process: ProcessTrace) -> None:
+    def _record_thread_end(
+        self, line: LogLine, text: str, shape: ExceptionShape, process: ProcessTrace
+    ) -> None:
         """Read the exception of a thread. Such an exception ends no engine, but is the failure
         where nothing else is, or where the engine ends next."""
         evidence = self._evidence
@@ -384,7 +386,11 @@ class LogReader:
             process.thread_error.shape = shape
 
     def _replace_former(
-        self, former_traceback: _Traceback, proof: Proof | None, shape: Shape, process: ProcessTrace
+        self,
+        former_traceback: _Traceback,
+        proof: Proof | None,
+        shape: ExceptionShape,
+        process: ProcessTrace,
     ) -> None:
         """Remove or update the candidate that an exception replaces or wraps."""
         former_candidate, candidates = process.unproven_candidate, self._evidence.candidates
@@ -395,7 +401,7 @@ class LogReader:
         )
         is_vague = proof is None or proof[0].kind == "unknown"
         if (
-            (is_vague and former_traceback.replaces) or timed_out
+            (is_vague and former_traceback.replaces_former) or timed_out
         ) and former_candidate in candidates:
             candidates.remove(former_candidate)
         if former_traceback.has_cause and former_candidate is not None:
@@ -409,7 +415,7 @@ class LogReader:
         number, evidence = self._lines.number, self._evidence
         if (
             is_framed
-            and not evidence.disregards(process)
+            and not evidence.is_ignored(process)
             and process.files
             and forms.PIPE.search(process.files[-1])
         ):
@@ -453,7 +459,7 @@ class LogReader:
         if proof is not None and (
             candidate.row is None or is_clearer or proof[1].items() > candidate.culprit.items()
         ):
-            candidate.row, candidate.culprit = proof[0], evidence.culprit(proof, process)
+            candidate.row, candidate.culprit = proof[0], evidence.culprit_values(proof, process)
             candidate.phase = evidence.phase(proof[0], process)
             return
         if candidate.row is not None:
@@ -465,10 +471,10 @@ class LogReader:
     ) -> bool:
         """Note a line of code in a traceback. Returns whether the line is one."""
         if raise_match := forms.RAISE.match(text):
-            self._note_cut_traceback(line_text, process, raise_match[1])
+            self._record_cut_traceback(line_text, process, raise_match[1])
         elif assertion_match := forms.ASSERT.match(text):
             process.assertion = assertion_match[1]
-            self._note_cut_traceback(assertion_match[1], process, "AssertionError")
+            self._record_cut_traceback(assertion_match[1], process, "AssertionError")
         elif not (process.is_in_traceback and text[:1].isspace()) and not (
             is_in_traceback and _indent(text) > process.indent
         ):
@@ -485,26 +491,26 @@ class LogReader:
             process.codes[-1] = text.strip()
         return True
 
-    def _note_cut_traceback(self, text: str, process: ProcessTrace, exception: str = "") -> None:
+    def _record_cut_traceback(self, text: str, process: ProcessTrace, exception: str = "") -> None:
         """Note the traceback so far: the log may end in it."""
         evidence = self._evidence
         in_request = process.is_in_handler or (evidence.is_serving and process.is_in_request)
-        if not (evidence.disregards(process) or process.is_ignored or in_request):
+        if not (evidence.is_ignored(process) or process.is_ignored or in_request):
             phase = evidence.phase(None, process)
-            shape = Shape(exception, text, tuple(process.files), phase)
+            shape = ExceptionShape(exception, text, tuple(process.files), phase)
             process.cut_off = self._unproven_candidate(text, shape)
 
     def _read_plain_line(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         """Read a line that is not an exception: it counts where the log ends without a failure."""
         evidence = self._evidence
-        if evidence.disregards(process) or forms.HARMLESS_TEXT.search(line.text):
+        if evidence.is_ignored(process) or forms.HARMLESS_TEXT.search(line.text):
             return
         evidence.add_plain_line(
             EngineLine(line.text, text, self._lines.number, process, line.is_quiet)
         )
         if not forms.COMPLAINT.search(text):
             return
-        shape = Shape("", line.text, tuple(process.files), self.progress.phase)
+        shape = ExceptionShape("", line.text, tuple(process.files), self.progress.phase)
         if line.level is not None or not line.is_header or forms.FAILURE_WORD.search(text):
             evidence.add_complaint(self._unproven_candidate(text, shape))
         if self._add_hint(line, text, process) or evidence.quoted_candidates:
@@ -536,19 +542,19 @@ class LogReader:
         """The line as a candidate for the failure, with or without a proof."""
         evidence, row = self._evidence, proof[0] if proof else None
         phase = evidence.phase(row, process)
-        culprit = evidence.culprit(proof, process) if proof else {}
+        culprit = evidence.culprit_values(proof, process) if proof else {}
         return FailureCandidate(row, culprit, text, self._lines.number, phase)
 
-    def _unproven_candidate(self, text: str, shape: Shape) -> FailureCandidate:
+    def _unproven_candidate(self, text: str, shape: ExceptionShape) -> FailureCandidate:
         return FailureCandidate.unproven(text, self._lines.number, shape)
 
     def _add_candidate(
         self, candidate: FailureCandidate, process: ProcessTrace, line: LogLine
     ) -> None:
         row, evidence = candidate.row, self._evidence
-        if evidence.disregards(process) and not (isinstance(row, TextSignature) and row.line_start):
+        if evidence.is_ignored(process) and not (isinstance(row, TextSignature) and row.line_start):
             process.serving_error = process.serving_error or candidate
-            evidence.note_fault(candidate)
+            evidence.record_fault(candidate)
         else:
             evidence.add(candidate)
         process.message, process.has_header = candidate, line.is_header

@@ -319,7 +319,7 @@ class StartOptions:
             return step
         omits = step.startswith("Omit")
         items = [item.strip() for item in _ITEM.findall(list_match["items"])]
-        able = [item for item in items if self._can_change(item, omits=omits)]
+        able = [item for item in items if self._can_change(item, omits_flag=omits)]
         return f"{list_match['rest']}{', '.join(able)}{list_match['end'] or ''}" if able else ""
 
     def _set_options(self) -> dict[str, str]:
@@ -329,7 +329,7 @@ class StartOptions:
             if value not in _UNSET_VALUES and flag not in _PLACES
         }
 
-    def _can_change(self, option_text: str, *, omits: bool) -> bool:
+    def _can_change(self, option_text: str, *, omits_flag: bool) -> bool:
         """Whether a start can omit one of the settings of an item, or be given one of them."""
         flags = _FLAG.findall(option_text) or [
             flag
@@ -341,7 +341,7 @@ class StartOptions:
             return True
         return any(
             self.is_set(flag) is not False
-            if omits and not flag.startswith("no-")
+            if omits_flag and not flag.startswith("no-")
             else not self.is_on(flag)
             for flag in flags
         )

@@ -41,8 +41,8 @@ class StartProgress:
         }
         self._is_sized = self._is_sized or row.phase == "kv"
         self.is_kv_cache_made = (
-            self.is_kv_cache_made or (row.cache_ready and self._is_sized) or row.phase == "serving"
+            self.is_kv_cache_made or (row.shows_cache and self._is_sized) or row.phase == "serving"
         )
-        self.are_graphs_made = self.are_graphs_made or row.warmed_up or row.phase == "serving"
+        self.are_graphs_made = self.are_graphs_made or row.shows_warmup or row.phase == "serving"
         self.phase = row.phase or self.phase
         return row.phase is not None

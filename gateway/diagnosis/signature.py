@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
+from gateway.domain.base import Field
 from gateway.domain.value import TRUSTED_KEY, Value
 
 Cure = Literal["plan", "engine", "user"]
@@ -48,17 +49,18 @@ class CureStep(Value):
     """A step of a cure, as a template (remedy.py), for the cases in which its conditions hold.
 
     engines, phases: the only engines and phases in which the step applies; (): all.
-    when: circumstances or values. The step applies if at least one of them is known, and at least
-        one of `also`.
-    unless: none of these is known.
+    circumstances: names of circumstances or values. The step applies if at least one is known, and
+    at least
+        one of `values`.
+    exceptions: none of these is known.
     """
 
     text: str
     engines: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
-    when: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
+    circumstances: tuple[str, ...] = Field((), alias="when")
+    values: tuple[str, ...] = Field((), alias="also")
+    exceptions: tuple[str, ...] = Field((), alias="unless")
 
 
 def _read_steps(steps: Any) -> Any:
@@ -179,29 +181,30 @@ class Circumstance(Value):
     examples: tuple[str, ...] = ()
 
 
-class Lever(Value):
+class ConditionalSteps(Value):
     """Steps that help where a circumstance is known. These steps stand before the general steps.
 
     kinds, phases, engines: those of the failures that the steps help with; (): all.
-    when: circumstances or values, of which at least one is known; none: only the phase decides.
-    also: further circumstances, of which at least one must be known too.
-    unless: none of these is known.
+    circumstances: names of circumstances or values, of which at least one is known; none: only the
+        phase decides.
+    values: further circumstances, of which at least one must be known too.
+    exceptions: none of these is known.
     fixed: the version of the engine that has no such fault; the lever does not help with it and
         with newer ones.
     cure: the place of the cure in this case.
-    leads: its steps stand before those of a row with a text of its own, too.
-    replaces: the kind's own steps are for another cause, and are left out.
+    is_first: its steps stand before those of a row with a text of its own, too.
+    replaces_steps: the kind's own steps are for another cause, and are left out.
     """
 
     kinds: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
-    when: tuple[str, ...]
-    also: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
+    circumstances: tuple[str, ...] = Field(alias="when")
+    values: tuple[str, ...] = Field((), alias="also")
+    exceptions: tuple[str, ...] = Field((), alias="unless")
     fixed: str = ""
-    leads: bool = False
-    replaces: bool = False
+    is_first: bool = Field(False, alias="leads")
+    replaces_steps: bool = Field(False, alias="replaces")
     cure: Cure | None = None
     message: str = ""
     steps: Steps
@@ -234,10 +237,10 @@ class Feature(Value):
     frames: searched in each frame (`file:function`) of a traceback.
     reach: the number of frames that may lie further in, not counting frames that every call passes.
         Without it the feature may be anywhere on the stack.
-    standalone: it runs next to the model, so whatever fails in it is its own, and no part of the
+    is_standalone: it runs next to the model, so whatever fails in it is its own, and no part of the
         model is meant.
     options: options of which the start must have given one, as every start runs the code.
-    faults: whether only faults of the program count, as other errors show here late.
+    counts_only_faults: whether only faults of the program count, as other errors show here late.
     switches: the most exact first. The first that the engine's version takes is meant.
     source: the place of the code and its switches.
     """
@@ -246,9 +249,9 @@ class Feature(Value):
     engines: tuple[str, ...] = ()
     frames: Pattern
     reach: int | None = None
-    standalone: bool = False
+    is_standalone: bool = Field(False, alias="standalone")
     options: tuple[str, ...] = ()
-    faults: bool = False
+    counts_only_faults: bool = Field(False, alias="faults")
     switches: Annotated[tuple[FeatureSwitch, ...], BeforeValidator(_read_switches)]
     source: str
 
@@ -274,16 +277,16 @@ class ProgressLine(Value):
     phase: the phase that begins.
     is_setting: its groups say how the engine is set.
     is_answer: whether only an engine that gave tokens or vectors prints the text.
-    cache_ready: once the size of the KV cache is known, the cache is made.
-    warmed_up: nothing more is to be made before the engine serves.
+    shows_cache: once the size of the KV cache is known, the cache is made.
+    shows_warmup: nothing more is to be made before the engine serves.
     """
 
     pattern: Pattern
     phase: str | None = None
     is_setting: bool = False
     is_answer: bool = False
-    cache_ready: bool = False
-    warmed_up: bool = False
+    shows_cache: bool = Field(False, alias="cache_ready")
+    shows_warmup: bool = Field(False, alias="warmed_up")
     source: str = ""
 
 
@@ -297,14 +300,15 @@ class EndingLine(Value):
 class FrameMark(Value):
     """A function whose frame in a traceback shows the phase of the start, or the kernel that ran.
 
-    main_loop: the function is the main loop of a process: an error that leaves it ends the engine.
+    is_main_loop: the function is the main loop of a process: an error that leaves it ends the
+        engine.
     """
 
     function: str
     phase: str | None = None
     kernel: str = ""
     kernel_pattern: Pattern = ""
-    main_loop: bool = False
+    is_main_loop: bool = Field(False, alias="main_loop")
     source: str = ""
 
 

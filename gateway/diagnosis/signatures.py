@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis.cures import CureRows, Cures
-from gateway.diagnosis.likely import KindWords, Likely, normalize
+from gateway.diagnosis.likely import KindClassifier, KindWords, normalize
 from gateway.diagnosis.lines.pattern_index import IndexedRows
 from gateway.diagnosis.signature import (
     EndingLine,
@@ -17,7 +17,7 @@ from gateway.diagnosis.signature import (
     StructuralSignature,
     TextSignature,
 )
-from gateway.diagnosis.structure import Shape, Structure
+from gateway.diagnosis.structure import ExceptionShape, Structure
 from gateway.domain import Scalar
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -42,14 +42,14 @@ class Signatures:
     def __init__(self, rows: FailureRows) -> None:
         self.rows = rows
         texts, structures, cures, progress, endings, frames, words = rows
-        self._likely = Likely(words)
+        self._likely = KindClassifier(words)
         self._texts = IndexedRows((row, row.pattern) for row in texts)
         self._details = {
             row.pattern: re.compile(row.detail_pattern) for row in texts if row.detail_pattern
         }
         self._progress = IndexedRows((row, row.pattern) for row in progress)
         self._endings = re.compile("|".join(f"(?:{row.pattern})" for row in endings) or "(?!)")
-        self.main_loops = frozenset(row.function for row in frames if row.main_loop)
+        self.main_loops = frozenset(row.function for row in frames if row.is_main_loop)
         # The words of `unknown` are those of requests: an error without a name can be anywhere.
         self._phases = {
             kind_words.kind: kind_words.phases
@@ -90,13 +90,13 @@ class Signatures:
         return None
 
     def match_structure(
-        self, shape: Shape, engine: str | None
+        self, shape: ExceptionShape, engine: str | None
     ) -> tuple[StructuralSignature, dict[str, Scalar]] | None:
         """The failure by its structure, where no text proves it."""
         match = self._structure.match(shape, engine)
         return (match[0], parse_groups(match[1])) if match else None
 
-    def shape_for_words(self, shape: Shape, engine: str | None) -> Shape:
+    def shape_for_words(self, shape: ExceptionShape, engine: str | None) -> ExceptionShape:
         """The shape in which words are looked for.
 
         Python's own message of a fault belongs to no field, so the line of code that failed is read
@@ -110,7 +110,7 @@ class Signatures:
         )
 
     def guess(
-        self, shapes: Sequence[Shape]
+        self, shapes: Sequence[ExceptionShape]
     ) -> tuple[StructuralSignature, tuple[str, ...], int] | None:
         """The kind that the words of several shapes speak for.
 

@@ -18,7 +18,7 @@ from gateway.domain.value import Scalar
 _INNER_FRAMES = 8
 
 
-class Shape(NamedTuple):
+class ExceptionShape(NamedTuple):
     """The form of a failure.
 
     frames: `path/of/file.py:function`, the innermost last.
@@ -59,7 +59,7 @@ class Structure:
         ]
 
     def match(
-        self, shape: Shape, engine: str | None
+        self, shape: ExceptionShape, engine: str | None
     ) -> tuple[StructuralSignature, dict[str, str | None]] | None:
         """The row that the shape belongs to, with the groups of its pattern; None without a row."""
         innermost = "\n".join(shape.frames[-_INNER_FRAMES:])
@@ -78,7 +78,7 @@ class Structure:
         return None
 
 
-def culprit(shape: Shape) -> dict[str, Scalar]:
+def culprit_values(shape: ExceptionShape) -> dict[str, Scalar]:
     """The values of a structural failure: the exception, and the frame that raised it."""
     raising_frame = shape.frames[-1] if shape.frames else ""
     return {

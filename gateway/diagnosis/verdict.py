@@ -23,7 +23,7 @@ from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature
 from gateway.diagnosis.signatures import Signatures
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Failure, Scalar
 
 if TYPE_CHECKING:
@@ -70,18 +70,18 @@ class LogVerdict:
     @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of its message may make it clearer."""
-        return self._failure_of(self._proven_candidate())
+        return self._build_failure(self._proven_candidate())
 
     @property
     def verdict(self) -> Failure | None:
         """The failure that the log proves if it ends here."""
-        return self._failure_of(self._cause())
+        return self._build_failure(self._cause())
 
     @property
     def diagnosis(self) -> Failure | None:
         """The kind that words speak for where the verdict names no cause, else the verdict."""
         cause = self._cause()
-        return self._failure_of(self._likely(cause) or cause) or self._fault()
+        return self._build_failure(self._likely(cause) or cause) or self._fault()
 
     def _proven_candidate(self) -> FailureCandidate | None:
         unproven_candidates = (
@@ -226,7 +226,7 @@ class LogVerdict:
                 return replace(
                     candidate,
                     row=row,
-                    culprit=groups | structure.culprit(candidate.shape),
+                    culprit=groups | structure.culprit_values(candidate.shape),
                     phase=phase,
                 )
         return candidates[0] if candidates else None
@@ -244,11 +244,11 @@ class LogVerdict:
         message = quote[1][name.end() if name else 0 :] if quote else ""
         if not message:
             return FailureCandidate(_PEER_FAILURE, {}, line, number, phase)
-        shape = Shape(name["name"] if name else "", message, (), phase)
+        shape = ExceptionShape(name["name"] if name else "", message, (), phase)
         candidate = FailureCandidate(None, {}, line, number, phase, shape=shape)
         return self._best_candidate([candidate]) or candidate
 
-    def _failure_of(self, candidate: FailureCandidate | None) -> Failure | None:
+    def _build_failure(self, candidate: FailureCandidate | None) -> Failure | None:
         if candidate is None:
             return None
         row = candidate.row or _UNKNOWN_FAILURE
@@ -263,7 +263,7 @@ class LogVerdict:
             culprit=candidate.culprit,
             advice=advice,
             steps=steps,
-            proves=row.proves,
+            proven_subject=row.proves,
             cure=self._signatures.cures.cure(case),
         )
 
@@ -273,12 +273,14 @@ class LogVerdict:
             self._evidence.faults.values(), key=lambda fault: fault[1], default=(None, 0)
         )
         failure = (
-            self._failure_of(self._match_fault(first)) if first and number >= _MIN_REPEATS else None
+            self._build_failure(self._match_fault(first))
+            if first and number >= _MIN_REPEATS
+            else None
         )
         if failure is None:
             return None
         message = f"{failure.message} {number} requests failed so, and the engine serves on."
-        return failure.evolve(message=message, phase="serving", proves="nothing")
+        return failure.evolve(message=message, phase="serving", proven_subject="nothing")
 
     def _match_fault(self, candidate: FailureCandidate) -> FailureCandidate | None:
         """An error of a request with the row of its text, or else of its structure."""
@@ -333,7 +335,7 @@ class LogVerdict:
             foreign_flags=cures.foreign_flags(engine, version),
         )
 
-    def _case_shape(self, row: FailureSignature, candidate: FailureCandidate) -> Shape:
+    def _case_shape(self, row: FailureSignature, candidate: FailureCandidate) -> ExceptionShape:
         """The shape of a failure, with the line and the frames that stand elsewhere in the log."""
         shape = candidate.shape
         if not shape.exception and shape.message not in candidate.line:
@@ -352,7 +354,7 @@ class LogVerdict:
         row: FailureSignature,
         engine: str | None,
         version: str,
-        shape: Shape,
+        shape: ExceptionShape,
     ) -> None:
         """Add the facts of the engine's profiles to the values of a case."""
         cures = self._signatures.cures
@@ -380,7 +382,7 @@ class LogVerdict:
         )
         return tuple(step for step in steps if not options.rules_out(step))
 
-    def _option_values(self, shape: Shape, failing: str) -> dict[str, Scalar]:
+    def _option_values(self, shape: ExceptionShape, failing: str) -> dict[str, Scalar]:
         """The facts of the start's options that belong to a failure."""
         options = self._evidence.options
         values: dict[str, Scalar] = {

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     )
     from gateway.domain.decision import (
         Decision,
-        EngineHere,
+        EngineAvailability,
+        FitAdvice,
         ModelForm,
         OpenQuestions,
-        Rejected,
+        RejectedPlan,
         Rival,
         RuleGap,
-        WouldFit,
     )
     from gateway.domain.engine import (
         Advisory,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         Method,
         MethodRule,
     )
-    from gateway.domain.facts import Fact, FactKind, Failure, Served
+    from gateway.domain.facts import Fact, FactKind, Failure, TrafficSums
     from gateway.domain.hardware import (
         Cluster,
         Gpu,
@@ -97,11 +97,9 @@ if TYPE_CHECKING:
     from gateway.domain.running import (
         Abilities,
         Ability,
-        Asleep,
         Attempt,
         AttemptState,
         Bench,
-        BenchKept,
         BenchLevel,
         BenchReport,
         EngineProcess,
@@ -112,6 +110,8 @@ if TYPE_CHECKING:
         NodeLaunch,
         NodeView,
         Observation,
+        SleepState,
+        StoredBench,
     )
     from gateway.domain.sharing import Offer, Promise, Sharing
     from gateway.domain.start import (
@@ -135,9 +135,11 @@ _NAMES = {
         "BoolChoice Choice IntChoice NumberChoice StrChoice bool_choice int_choice number_choice"
         " str_choice"
     ),
-    "decision": "Decision EngineHere ModelForm OpenQuestions Rejected Rival RuleGap WouldFit",
+    "decision": (
+        "Decision EngineAvailability FitAdvice ModelForm OpenQuestions RejectedPlan Rival RuleGap"
+    ),
     "engine": "Advisory CacheDefault Engine Flag Install KnownChoice Method MethodRule",
-    "facts": "Fact FactKind Failure Served",
+    "facts": "Fact FactKind Failure TrafficSums",
     "hardware": "Cluster Gpu GpuProcess Hardware Link Network Node NodeLink Pcie",
     "model": (
         "Adapter AdapterLayer AttentionGroup Experts ModelSpec Quant QuantPlace Recurrent "
@@ -148,7 +150,7 @@ _NAMES = {
         "Plan Question Refusal Speed StartSettings"
     ),
     "running": (
-        "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel "
+        "Abilities Ability SleepState Attempt AttemptState Bench StoredBench BenchLevel "
         "BenchReport EngineProcess Instance LaunchSpec MachineView Mount NodeLaunch NodeView "
         "Observation"
     ),
@@ -171,12 +173,10 @@ __all__ = [
     "AskedAttention",
     "AskedCache",
     "AskedKernel",
-    "Asleep",
     "Attempt",
     "AttemptState",
     "AttentionGroup",
     "Bench",
-    "BenchKept",
     "BenchLevel",
     "BenchReport",
     "BoolChoice",
@@ -189,7 +189,7 @@ __all__ = [
     "Decision",
     "Engine",
     "EngineAnswer",
-    "EngineHere",
+    "EngineAvailability",
     "EngineProcess",
     "EngineRef",
     "Estimate",
@@ -198,6 +198,7 @@ __all__ = [
     "Fact",
     "FactKind",
     "Failure",
+    "FitAdvice",
     "Flag",
     "Gpu",
     "GpuProcess",
@@ -242,25 +243,26 @@ __all__ = [
     "Recurrent",
     "Refusal",
     "RehearsedStart",
-    "Rejected",
+    "RejectedPlan",
     "ResolvedSettings",
     "Rival",
     "RuleGap",
     "Scalar",
-    "Served",
     "Shard",
     "Sharing",
+    "SleepState",
     "Speed",
     "StartConditions",
     "StartOrigin",
     "StartSettings",
     "StartTime",
+    "StoredBench",
     "StrChoice",
     "Task",
     "TensorGroup",
+    "TrafficSums",
     "Value",
     "Wish",
-    "WouldFit",
     "bool_choice",
     "int_choice",
     "number_choice",

@@ -38,14 +38,14 @@ class AskedCache(Value):
     """The memory of one rank for sequences.
 
     block_bytes: one block of the pool.
-    aside: blocks that must be free in addition to those of the longest request.
+    reserved_blocks: blocks that must be free in addition to those of the longest request.
     fixed: bytes outside the pool, for all requests.
     needed: (tokens, bytes) of one request.
     state_bytes: bytes of the cache for one state of recurrent layers; 0: no layer has a state.
     """
 
     block_bytes: int = Field(gt=0)
-    aside: int = 0
+    reserved_blocks: int = Field(0, alias="aside")
     fixed: int = Field(0, ge=0)
     needed: tuple[tuple[int, int], ...]
     state_bytes: int = Field(0, ge=0)
@@ -73,20 +73,20 @@ class ResolvedSettings(Value):
 class RehearsedStart(Value):
     """A start without weights and cache, by the engine's own code.
 
-    asked: the settings of the start.
-    ran, left_out: stages, the latter with the reason.
+    settings: the settings of the start.
+    run_stages, skipped_steps: stages, the latter with the reason.
     refused: the engine's words, in this stage, at this place of its source.
-    crashed: an error of its code ends the start, and no statement of it.
+    has_crashed: an error of its code ends the start, and no statement of it.
     blocks, tokens: the size of the cache.
     """
 
-    asked: StartSettings | None = None
-    ran: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    settings: StartSettings | None = Field(None, alias="asked")
+    run_stages: tuple[str, ...] = Field((), alias="ran")
+    skipped_steps: tuple[str, ...] = Field((), alias="left_out")
     refused: str = ""
     stage: str = ""
-    place: str = ""
-    crashed: bool = False
+    location: str = Field("", alias="place")
+    has_crashed: bool = Field(False, alias="crashed")
     blocks: int | None = None
     tokens: int | None = None
     graph_sizes: tuple[int, ...] = ()
@@ -104,9 +104,9 @@ class EngineAnswer(Value):
     attention: tuple[AskedAttention, ...] = ()
     weights: int = 0
     kv: AskedCache | None = None
-    settled: ResolvedSettings | None = None
+    resolved_settings: ResolvedSettings | None = Field(None, alias="settled")
     start: RehearsedStart | None = None
-    refused: str = ""
+    refusal_text: str = Field("", alias="refused")
     source: str
 
 

@@ -19,7 +19,7 @@ from gateway.domain.start import ExpectedStart
 from gateway.domain.value import EngineRef, Value
 
 
-class Rejected(Value):
+class RejectedPlan(Value):
     """A rejected candidate.
 
     verdict: the gate.
@@ -50,7 +50,7 @@ class RuleGap(Value):
     rules: the version of the rules.
     source: the source of the answer.
     model: its architecture and shapes.
-    about: a refusal, a kernel, a backend or bytes.
+    subject: a refusal, a kernel, a backend or bytes.
     """
 
     engine: str
@@ -59,25 +59,25 @@ class RuleGap(Value):
     capability: str | None
     model: str
     argv: tuple[str, ...]
-    about: str
+    subject: str
     forecast: str
     answer: str
 
 
-class EngineHere(Value):
+class EngineAvailability(Value):
     """An engine version, and whether it can be started here: a decision uses no other.
 
     gain: how many more tokens/s its best plan should give than the best one here (0.2: a fifth
         more).
-    gives: the same in words.
+    gain_text: the same in words.
     """
 
     engine: str = Field(description='"kind==version"')
-    here: bool
-    why: str
-    do: str = Field("", description="the command, or the setting, that brings it here")
+    is_available: bool
+    reason: str
+    remedy: str = Field("", description="the command, or the setting, that brings it here")
     gain: float | None = None
-    gives: str = ""
+    gain_text: str = ""
 
 
 class ModelForm(Value):
@@ -86,7 +86,7 @@ class ModelForm(Value):
     source: its repository; "": none is known, but the shape would fit.
     """
 
-    what: str = Field(description="how its weights are quantized")
+    quantization: str = Field(description="how its weights are quantized")
     source: str = ""
     weights_bytes: int = Field(description="bytes of all ranks together")
     context: int
@@ -94,7 +94,7 @@ class ModelForm(Value):
     gpus: int
 
 
-class WouldFit(Value):
+class FitAdvice(Value):
     """The changes that would give a plan where there is none. Bytes are of all ranks together."""
 
     weights_bytes: int = Field(description="bytes of the model's weights; 0: not known")
@@ -135,23 +135,23 @@ class Decision(Value):
         exclude_if=lambda words: not words,
         description="GPUs that the first plan takes and leaves, and the plans with fewer and more",
     )
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedPlan, ...] = ()
     gaps: tuple[RuleGap, ...] = Field(
         (), description="where engines that were asked contradict the rules"
     )
-    engines: tuple[EngineHere, ...] = Field(
+    engines: tuple[EngineAvailability, ...] = Field(
         (), description="which can be started on this machine, and what the others would give"
     )
-    takes: tuple[Offer, ...] = Field(
+    taken_offers: tuple[Offer, ...] = Field(
         (), description="memory that other models give before the first plan is started"
     )
-    would_fit: WouldFit | None = Field(None, description="where there is no plan: what would fit")
+    would_fit: FitAdvice | None = Field(None, description="where there is no plan: what would fit")
     why_nodes: str = Field(
         "",
         exclude_if=lambda reason: not reason,
         description=("nodes of a copy of the first plan in a cluster, with the reason in figures"),
     )
-    waits: str = Field(
+    wait_reason: str = Field(
         "",
         exclude_if=lambda reason: not reason,
         description=("conditions that a plan over nodes waits for, in a cluster without a plan"),

@@ -11,7 +11,7 @@ from gateway.domain.choice import Choice
 from gateway.domain.units import gib
 
 if TYPE_CHECKING:
-    from gateway.domain.decision import Decision, Rejected
+    from gateway.domain.decision import Decision, RejectedPlan
     from gateway.domain.plan import Plan
 
 _MAX_PLANS, _MAX_REFUSALS = 12, 8
@@ -46,7 +46,7 @@ def _limit_words(rows: Sequence[object], count: int) -> str:
     return f", of which {count} are shown" if len(rows) > count else ""
 
 
-def _layout(rejection: Rejected) -> str:
+def _layout(rejection: RejectedPlan) -> str:
     """`TP=2 PP=2`: ranks of a layer, stages, and groups of ranks."""
     parts = (("PP", rejection.pipeline_parallel), ("DP", rejection.data_parallel))
     further = [f"{name}={count}" for name, count in parts if count > 1]

@@ -12,13 +12,13 @@ from gateway.domain.value import Scalar, Value
 class Flag(Value):
     """A command line flag of an engine version.
 
-    ours: refused from users, for the reasons in `gateway.engines.common.open_flags`.
+    is_reserved: refused from users, for the reasons in `gateway.engines.common.open_flags`.
     """
 
     type: Literal["int", "float", "str", "bool", "json"]
     choices: tuple[str, ...] | None = None
     default: Scalar | None = None
-    ours: bool = False
+    is_reserved: bool = Field(False, alias="ours")
     same_as: str | None = Field(None, description="the flag that this is another name of")
     keys: tuple[str, ...] | None = Field(
         None, description="the only keys that its JSON object may have"
@@ -35,12 +35,13 @@ class Install(Value):
         description="requirements with hashes, in the profile's folder",
     )
     packages: tuple[str, ...] = ()
-    without: tuple[str, ...] = Field(
+    excluded_packages: tuple[str, ...] = Field(
         (),
         description=(
             "packages that these packages ask for and text is served without; a lock has none of"
             " them"
         ),
+        alias="without",
     )
     torch_backend: str | None = Field(
         None, description="uv's --torch-backend, where no wheel of torch is at hand"
@@ -74,7 +75,9 @@ class Method(Value):
 
     min_capability: str | None = None
     dtypes: tuple[str, ...] = Field((), description="activations it takes; empty: any")
-    deprecated: bool = Field(False, description="refused without --allow-deprecated-quantization")
+    is_deprecated: bool = Field(
+        False, description="refused without --allow-deprecated-quantization", alias="deprecated"
+    )
     online: str | None = Field(
         None,
         description=(
@@ -92,7 +95,7 @@ class MethodRule(Value):
 
     fields: name of a field -> accepted values, with null where the field may be missing. The name
         "a|b" means field a, or field b where the block has no a.
-    unless: fields in the same form. A block with all of them excludes the rule.
+    exceptions: fields in the same form. A block with all of them excludes the rule.
     """
 
     method: str
@@ -111,16 +114,20 @@ class MethodRule(Value):
         description=("regular expression for the method of one of the layers that ModelOpt lists"),
     )
     places: tuple[QuantPlace, ...] = Field((), description="where the block is; empty: anywhere")
-    nested: bool | None = Field(
-        None, description="whether ModelOpt's fields are one level deeper; None: either"
+    is_nested: bool | None = Field(
+        None,
+        description="whether ModelOpt's fields are one level deeper; None: either",
+        alias="nested",
     )
     fields: dict[str, tuple[Scalar | None, ...]] = Field({})
-    unless: dict[str, tuple[Scalar | None, ...]] = Field({})
+    exceptions: dict[str, tuple[Scalar | None, ...]] = Field({}, alias="unless")
     models: tuple[str, ...] = Field((), description="model_type of config.json; empty: any")
     min_capability: str | None = None
     below_capability: str | None = None
-    renames: bool = Field(
-        False, description="the block's method is called so from then on, and the search goes on"
+    renames_method: bool = Field(
+        False,
+        description="the block's method is called so from then on, and the search goes on",
+        alias="renames",
     )
     refuses: str = Field("", description="the engine refuses this, and why")
     source: str
@@ -146,14 +153,16 @@ class KnownChoice(Value):
     """
 
     of: Literal["attention_backends", "linear", "memory", "moe"]
-    where: dict[str, tuple[str | int, ...] | bool | str] = Field(
-        {}, description="conditions, as rules name them"
+    conditions: dict[str, tuple[str | int, ...] | bool | str] = Field(
+        {},
+        description="conditions, as rules name them",
+        alias="where",
     )
     rules: str | None = Field(None, description='"kind==version" with rules')
     backend: str | None = None
     decode: str | None = Field(None, description="the backend of decoding, if it differs")
     method: str = ""
-    refuses: bool = False
+    refuses_choice: bool = Field(False, alias="refuses")
     fields: tuple[str, ...] = Field((), description="settings that are as in `rules`")
     values: dict[str, tuple[str, ...]] = Field({}, description="setting -> names")
 
@@ -310,12 +319,13 @@ class Engine(Value):
             " a switch, although `user_env` does not list it"
         ),
     )
-    sleeps: bool = Field(
+    has_sleep_mode: bool = Field(
         False,
         description=(
             "whether the sleep mode (level 1) gives memory back and wakes with all of its state,"
             " by the engine's code; False: none, or not known"
         ),
+        alias="sleeps",
     )
     key_env: str | None = Field(
         None, description="environment variable with the key that its callers must send"

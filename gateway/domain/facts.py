@@ -61,8 +61,10 @@ class Fact(Value):
     value: int | None = None
     samples: int | None = Field(None, description="how many measurements are in `value`")
     grade: Grade
-    under: dict[str, str] = Field(
-        {}, description="driver and image it was learned with; it is stale without them"
+    software: dict[str, str] = Field(
+        {},
+        description="driver and image it was learned with; it is stale without them",
+        alias="under",
     )
     source: str = Field(description="the log line that proves it, or the page it was read on")
     attempt: int | None = None
@@ -86,8 +88,12 @@ class Failure(Value):
     steps: tuple[str, ...] = Field(
         (), description="the cure, in order, with the numbers of this case"
     )
-    proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = Field(
-        "plan", description="lesson of the failure for future plans"
+    proven_subject: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = (
+        Field(
+            "plan",
+            description="lesson of the failure for future plans",
+            alias="proves",
+        )
     )
     cure: Literal["plan", "engine", "user"] = Field(
         "plan",
@@ -103,13 +109,13 @@ class Failure(Value):
     )
 
 
-class Served(Value):
+class TrafficSums(Value):
     """Sums over the requests of a period, by the counters of an engine."""
 
     requests: float = Field(gt=0, description="requests whose first token came")
     prompt: float = Field(ge=0, description="tokens of their prompts")
     cached: float = Field(ge=0, description="tokens of the prompts that a cache had")
-    written: float = Field(gt=0, description="tokens of answers")
+    answer_tokens: float = Field(gt=0, description="tokens of answers", alias="written")
     outputs: float = Field(
         gt=0,
         description="steps in which each request got tokens: one, or the drafted ones",

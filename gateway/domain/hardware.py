@@ -42,11 +42,14 @@ class Gpu(Value):
     mig: bool | None = None
     pcie: Pcie = Pcie()
     processes: tuple[GpuProcess, ...] | None = None
-    lost: str | None = Field(None, description="why nothing is started on it: what failed")
-    kept: str | None = Field(
+    loss_reason: str | None = Field(
+        None, description="why nothing is started on it: what failed", alias="lost"
+    )
+    reservation_reason: str | None = Field(
         None,
         exclude_if=lambda reason: reason is None,
         description="why nothing is started on it: the setting that keeps it from fitserve",
+        alias="kept",
     )
     host_bytes: int | None = Field(
         None,
@@ -100,7 +103,9 @@ class Hardware(Value):
 
     def usable(self) -> Hardware:
         """The machine without GPUs that are lost or reserved for others."""
-        return self.select_gpus(lambda gpu: gpu.lost is None and gpu.kept is None)
+        return self.select_gpus(
+            lambda gpu: gpu.loss_reason is None and gpu.reservation_reason is None
+        )
 
     def select_gpus(self, predicate: Callable[[Gpu], bool]) -> Hardware:
         """The machine with the GPUs that the predicate accepts, and the links between them."""
@@ -167,10 +172,11 @@ class Cluster(Value):
 class Xid(Value):
     """An error number of NVIDIA's driver."""
 
-    means: str
+    meaning: str = Field(alias="means")
     action: str = Field(description="step that NVIDIA's catalog asks for first")
-    lost: bool = Field(
-        description="the GPU does no work until it was reset; else only the application is hurt"
+    loses_gpu: bool = Field(
+        description="the GPU does no work until it was reset; else only the application is hurt",
+        alias="lost",
     )
 
 

@@ -83,7 +83,7 @@ class AttentionGroup(Value):
     head_dim: int
     value_dim: int | None = Field(None, description="size of a value head; None: head_dim")
     window: int | None = None
-    sinks: bool = False
+    has_sinks: bool = Field(False, alias="sinks")
     alibi: bool = False
     causal: bool = True
     index_dim: int | None = Field(
@@ -147,8 +147,10 @@ class ModelSpec(Value):
     task: Task = "generate"
     dtype: Literal["bfloat16", "float16", "float32"]
     max_position: int = Field(description="the longest context in tokens")
-    open_limit: bool = Field(
-        False, description="no file names `max_position`, and an engine accepts more on request"
+    has_open_limit: bool = Field(
+        False,
+        description="no file names `max_position`, and an engine accepts more on request",
+        alias="open_limit",
     )
     sentence_limit: int | None = Field(
         None, exclude=True, description="tokens that the files of sentence-transformers allow"

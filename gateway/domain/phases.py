@@ -16,7 +16,7 @@ PHASE_LABELS = {
 """The labels of phases, by their names in JSON, the database and rules."""
 
 
-def detail_beside(state: str, detail: str) -> str:
+def detail_without_state(state: str, detail: str) -> str:
     """The detail of a state without the state's own word, where that word stands apart.
 
     "stopped: no room" gives "no room", and "stopped" gives ""; "starting the engine" stays whole.

@@ -120,7 +120,9 @@ class ModelRef(Value):
     revision: str | None = None
     task: Task
     vocab: int
-    chat: bool | None = Field(None, description="whether it has a chat template; None: not known")
+    has_chat: bool | None = Field(
+        None, description="whether it has a chat template; None: not known", alias="chat"
+    )
     inputs: tuple[str, ...] = Field(
         (), description="kinds of input: text, image, video, audio; empty: not known"
     )
@@ -147,12 +149,12 @@ class AdapterRef(Value):
 class Refusal(Value):
     """A kernel or backend that the engine rejects, with the reason.
 
-    at_start: whether only a start shows the choice, by compiled code or as an earlier start did.
+    is_at_start: whether only a start shows the choice, by compiled code or as an earlier start did.
     """
 
     kernel: str
     reason: str
-    at_start: bool = False
+    is_at_start: bool = Field(False, alias="at_start")
 
 
 class LayerKernel(Value):
@@ -170,7 +172,7 @@ class LayerKernel(Value):
         description="crash: it loads, and fails at the first request"
     )
     padded_to: tuple[int, int] | None = None
-    refused: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = Field((), alias="refused")
     note: str = Field("", description="why it would crash, or why it is slow")
     reason: str = Field("", description="why the engine takes this kernel; empty without a kernel")
 
@@ -191,7 +193,7 @@ class LayerAttention(Value):
     block: int | None = Field(
         None, description="tokens of a block of the KV cache that the backend takes"
     )
-    refused: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = Field((), alias="refused")
     reason: str = Field("", description="why the engine takes this backend; empty without one")
 
 
@@ -306,8 +308,10 @@ class Plan(Value):
     scope: dict[str, str] = Field(
         {}, description="subject of a fact that is learned from this plan"
     )
-    under: dict[str, str] = Field(
-        {}, description="driver and image it was made for: without them such a fact is stale"
+    software: dict[str, str] = Field(
+        {},
+        description="driver and image it was made for: without them such a fact is stale",
+        alias="under",
     )
     drops: tuple[str, ...] = Field(
         (), description="kinds of input that this plan does not serve: image, video, audio"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.domain.answer import EngineAnswer, InquiryResult
 from gateway.domain.decision import OpenQuestions, Rival, RuleGap
-from gateway.domain.facts import Fact, Served
+from gateway.domain.facts import Fact, TrafficSums
 from gateway.domain.hardware import Cluster, Hardware
 from gateway.domain.plan import Plan, Question
 from gateway.domain.sharing import NO_SHARING, Offer, Sharing
@@ -24,7 +24,7 @@ class RunningPlan(NamedTuple):
 
     plan: Plan
     held_bytes: dict[str, int]
-    traffic: tuple[Served, ...] = ()
+    traffic: tuple[TrafficSums, ...] = ()
 
 
 @dataclass(frozen=True)

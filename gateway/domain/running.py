@@ -24,7 +24,7 @@ SCRATCH_OPTIONS = "rw,exec,nosuid,nodev,mode=1777"
 class Mount(Value):
     source: str
     target: str
-    read_only: bool = True
+    is_read_only: bool = Field(True, alias="read_only")
 
     @property
     def kind(self) -> Literal["bind", "volume"]:
@@ -128,7 +128,7 @@ class Instance(Value):
         description=("key that the engine wants of its callers; only host and gateway know it"),
     )
     exit_code: int | None = None
-    oom_killed: bool = False
+    is_oom_killed: bool = Field(False, alias="oom_killed")
     origin: StartOrigin | None = None
     node: str = Field("", description="machine of the cluster; empty: this machine")
 
@@ -145,7 +145,9 @@ class NodeView(Value):
     hardware: Hardware
     owner: str = Field("", description="installation of the gateway that holds the node's lease")
     lease_s: float = Field(description="seconds after which engines without a gateway are stopped")
-    drained: bool = Field(False, description="whether the machine starts no engines")
+    is_drained: bool = Field(
+        False, description="whether the machine starts no engines", alias="drained"
+    )
     engines: tuple[str, ...] = Field((), description="names of its running instances")
     weights: tuple[str, ...] = Field(
         (), description="commits of the Hub that are whole on its disk, as `org/name@commit`"
@@ -167,8 +169,10 @@ class EngineProcess(Value):
     """A living process of an engine, or of a compiler that it runs, as Linux reports it."""
 
     pid: int
-    stopped: bool = Field(
-        False, description="whether a signal or a paused container stopped the process"
+    is_stopped: bool = Field(
+        False,
+        description="whether a signal or a paused container stopped the process",
+        alias="stopped",
     )
     cpu_s: float = Field(0.0, description="processor time it has taken")
     command: str = Field("", description="beginning of the command line")
@@ -209,25 +213,28 @@ MAX_ENDED_ATTEMPTS = 50
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
-class Asleep(Value):
+class SleepState(Value):
     """The sleep of an engine, which still runs with its weights in RAM."""
 
     # Rows of older versions may have a level.
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     since: float = Field(description="Unix seconds")
-    gave: dict[str, int] | None = Field(
+    freed_bytes: dict[str, int] | None = Field(
         None,
         description=(
             "bytes by the UUID of a GPU that came back; None: it is falling asleep or waking up,"
             " and may use all of its share"
         ),
+        alias="gave",
     )
 
     def promised_bytes(self, uuid: str, promised_total: int) -> int:
         """The bytes of that GPU that it may still use, of the promised ones."""
         return (
-            promised_total if self.gave is None else max(0, promised_total - self.gave.get(uuid, 0))
+            promised_total
+            if self.freed_bytes is None
+            else max(0, promised_total - self.freed_bytes.get(uuid, 0))
         )
 
 
@@ -253,7 +260,7 @@ class Attempt(Value):
             " attempt only measures a plan"
         ),
     )
-    asleep: Asleep | None = Field(None, description="None: it is awake")
+    asleep: SleepState | None = Field(None, description="None: it is awake")
     phases: dict[str, float] = Field(
         {}, description="seconds of each phase of its start; empty: not measured"
     )
@@ -290,7 +297,7 @@ class Attempt(Value):
     @property
     def is_sleep_confirmed(self) -> bool:
         """Whether the engine sleeps, and the freed memory is known."""
-        return self.asleep is not None and self.asleep.gave is not None
+        return self.asleep is not None and self.asleep.freed_bytes is not None
 
     def promised_bytes(self, uuid: str) -> int:
         """The bytes of a GPU that no other engine may use."""
@@ -317,8 +324,8 @@ class Observation(Value):
             "the log says that graphs and workspaces are made too: its memory grows no more"
         ),
     )
-    verified: bool = False
-    sleeping: bool = Field(False, description="the engine says that it sleeps")
+    is_verified: bool = Field(False, alias="verified")
+    is_sleeping: bool = Field(False, description="the engine says that it sleeps", alias="sleeping")
     proof: Failure | None = Field(
         None, description="a failure that a log line, the probe or the verification proves"
     )
@@ -328,7 +335,9 @@ class Observation(Value):
     freeze_reason: str = Field(
         "", description="why it gets no requests for now, though it runs; empty: it is not frozen"
     )
-    log_ended: bool = Field(False, description="every line of the log was seen")
+    has_log_ended: bool = Field(
+        False, description="every line of the log was seen", alias="log_ended"
+    )
 
 
 class BenchLevel(Value):
@@ -380,7 +389,7 @@ class Bench(BenchReport):
     engine: str | None = None
 
 
-class BenchKept(NamedTuple):
+class StoredBench(NamedTuple):
     """A stored run, and the one before. why: the reason if nothing was learned from it."""
 
     bench: Bench

@@ -23,8 +23,8 @@ class Offer(Value):
     """
 
     model: str
-    how: Literal["surplus", "sleep", "stop"]
-    gives: dict[str, int] = Field(description="bytes that come back, by the UUID of a GPU")
+    kind: Literal["surplus", "sleep", "stop"]
+    bytes_by_gpu: dict[str, int] = Field(description="bytes that come back, by the UUID of a GPU")
     replica: int = Field(
         0, description="the copy of the model that gives it, while the others serve"
     )
@@ -32,8 +32,8 @@ class Offer(Value):
         0, description="bytes of each GPU that the giver of a surplus may take afterwards"
     )
     tokens: int = Field(0, description="tokens of KV cache that the giver of a surplus keeps")
-    of_tokens: int = Field(0, description="tokens of KV cache before a surplus is given")
-    of_bytes: int = Field(0, description="bytes of KV cache before a surplus is given")
+    cache_tokens_before: int = Field(0, description="tokens of KV cache before a surplus is given")
+    cache_bytes_before: int = Field(0, description="bytes of KV cache before a surplus is given")
     context: int = Field(
         0,
         description=(
@@ -41,7 +41,7 @@ class Offer(Value):
             " place"
         ),
     )
-    beside: int = Field(
+    free_bytes_without_offer: int = Field(
         0,
         description=("bytes of each GPU that the taker of a surplus has without the offer"),
     )
@@ -52,8 +52,8 @@ class Promise(Value):
     """GPU memory that is reserved for the engines of a model."""
 
     model: str
-    gives: dict[str, int] = Field(description="bytes by the UUID of a GPU")
-    pinned: bool = Field(False, description="whether the model never leaves")
+    bytes_by_gpu: dict[str, int] = Field(description="bytes by the UUID of a GPU")
+    is_pinned: bool = Field(False, description="whether the model never leaves")
     words: str = Field("", description="the promise in words, with the numbers of the GPUs")
 
 

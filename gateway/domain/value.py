@@ -45,7 +45,13 @@ class Value(BaseModel):
     """A frozen value: unknown fields are errors, equality is by content."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", defer_build=True, hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        defer_build=True,
+        hide_input_in_errors=True,
+        # Stored data and profiles have the alias of a field that has another name here.
+        populate_by_name=True,
+        serialize_by_alias=True,
     )
 
     if TYPE_CHECKING or not is_lean():

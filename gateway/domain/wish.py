@@ -294,10 +294,10 @@ class Change(Value):
 
     generation: the generation of the new wish; each attempt has the generation of the wish that it
         was planned for.
-    refused: why the change was given up. The wish before it is then in force again.
+    refusal_text: why the change was given up. The wish before it is then in force again.
     """
 
     wish: Wish
     generation: int
     at: float = Field(description="when it was asked for, in Unix seconds")
-    refused: str = ""
+    refusal_text: str = Field("", alias="refused")

@@ -22,12 +22,12 @@ never listed, stopped or removed.
   method takes minutes. Raises HostError with the remedy.
 * `resolve` says which image an engine's name means now. All other methods use exactly that image,
   even if the name moves. An engine without an image is returned unchanged.
-* `inquire` runs the engine's own code (gateway/engines/inquiry/inside) in its environment, if
+* `run_inquiry` runs the engine's own code (gateway/engines/inquiry/inside) in its environment, if
   possible without network. Nothing is left behind, however the generator ends. It gets the `gpus`
   that it is to measure. Questions about models state their GPUs and get none.
 * `conditions` returns how an engine with this `LaunchSpec.cache` would start now.
-* `expect` announces a start: a host that forks engines imports this one meanwhile. The start itself
-  may differ, or never come.
+* `prepare_fork` announces a start: a host that forks engines imports this one meanwhile. The start
+  itself may differ, or never come.
 * `end_command` is for users: the gateway prints it when it leaves engines behind.
 * `processes` gives the living processes of the engine, its compilers included; none where the host
   cannot know, or nothing runs. In a paused container all are stopped.
@@ -92,7 +92,7 @@ class Machines(Protocol):
         """Whether a machine has the files of the commit, checked, for the others to copy."""
         ...
 
-    async def bring_weights(
+    async def copy_weights(
         self, spec: LaunchSpec, commits: Sequence[HubCommit], report: Callable[[str], None]
     ) -> None:
         """Copy the missing files of commits to the machines of a start. Raises HostError."""
@@ -104,8 +104,8 @@ class Host(Protocol):
     against it."""
 
     kind: str  # "docker" or "process"
-    forks: bool
-    """Whether `expect` prepares starts."""
+    can_fork: bool
+    """Whether `prepare_fork` prepares starts."""
 
     @property
     def machines(self) -> Machines | None:
@@ -116,7 +116,7 @@ class Host(Protocol):
         """Make the engine's image or environment ready. Raises HostError."""
         ...
 
-    async def expect(self, spec: LaunchSpec) -> None:
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
         """Prepare the fork of a start that comes after its check. Raises HostError."""
         ...
 
@@ -166,7 +166,7 @@ class Host(Protocol):
         """
         ...
 
-    def inquire(
+    def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         """The lines that the engine's Python answers to a document of questions.
@@ -175,7 +175,7 @@ class Host(Protocol):
         """
         ...
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:
         """The command that ends engines without a gateway; empty: they end by themselves. Raises
         HostError."""
         ...

@@ -74,15 +74,17 @@ def join_parts(instances: Sequence[Instance]) -> list[Instance]:
 def _joined_instance(name: str, count: int, instances: Mapping[int, Instance]) -> Instance:
     exited_instances = [instance for instance in instances.values() if instance.state == "exited"]
     first = instances[min(instances)].evolve(
-        name=name, state="created", exit_code=None, oom_killed=False
+        name=name, state="created", exit_code=None, is_oom_killed=False
     )
     if exited_instances:
         # A part that was killed for memory, or failed, ends the others, which then may exit well.
         last = min(
             exited_instances,
-            key=lambda instance: (not instance.oom_killed, instance.exit_code in (None, 0)),
+            key=lambda instance: (not instance.is_oom_killed, instance.exit_code in (None, 0)),
         )
-        return first.evolve(state="exited", exit_code=last.exit_code, oom_killed=last.oom_killed)
+        return first.evolve(
+            state="exited", exit_code=last.exit_code, is_oom_killed=last.is_oom_killed
+        )
     if len(instances) == count and all(
         instance.state == "running" for instance in instances.values()
     ):

@@ -43,7 +43,7 @@ class NodesHost:
         self._listed_parts: dict[str, dict[str, str]] = {}
         """The parts of each engine as last listed, as `_nodes_by_part` gives them."""
         self.kind = host.kind
-        self.forks = host.forks
+        self.can_fork = host.can_fork
 
     @property
     def machines(self) -> Machines | None:
@@ -52,8 +52,8 @@ class NodesHost:
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         await self._host.prepare(engine, report)
 
-    async def expect(self, spec: LaunchSpec) -> None:
-        await _gather_all(map(self._host.expect, part_specs(spec) if spec.nodes else [spec]))
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
+        await _gather_all(map(self._host.prepare_fork, part_specs(spec) if spec.nodes else [spec]))
 
     async def start(self, spec: LaunchSpec) -> Instance:
         if not spec.nodes:
@@ -111,13 +111,13 @@ class NodesHost:
     async def identity(self, engine: EngineRef) -> str:
         return await self._host.identity(engine)
 
-    def inquire(
+    def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        return self._host.inquire(engine, document, gpus)
+        return self._host.run_inquiry(engine, document, gpus)
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
-        return await self._host.end_command(names)
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:
+        return await self._host.stop_command(names)
 
     async def close(self) -> None:
         await self._host.close()

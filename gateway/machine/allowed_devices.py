@@ -84,7 +84,8 @@ class AllowedDevices(Value):
             return hardware
         reason = f"{self.variable} leaves it out"
         gpus = tuple(
-            gpu if gpu.uuid in allowed_uuids else gpu.evolve(kept=reason) for gpu in hardware.gpus
+            gpu if gpu.uuid in allowed_uuids else gpu.evolve(reservation_reason=reason)
+            for gpu in hardware.gpus
         )
         return hardware.evolve(gpus=gpus)
 

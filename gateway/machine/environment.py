@@ -84,7 +84,7 @@ def _record_time(path: Path) -> int:
     return 0
 
 
-def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
+def link_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
     """Let the folder stand for a foreign environment: its `bin/python` starts the other Python.
 
     package: the folder of the engine's version there, which is gone after an upgrade.

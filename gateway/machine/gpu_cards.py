@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from gateway.domain import Gpu, GpuProcess, Link, Pcie
 from gateway.machine.gpu_links import GpuLinks
-from gateway.machine.nvml import Notes, Nvml, recovery_action, text_of, words_of
+from gateway.machine.nvml import Notes, Nvml, decode_text, format_error, recovery_action
 
 T = TypeVar("T")
 MemoryReading = tuple[int | None, int | None, Literal["dedicated", "unified"]]
@@ -59,11 +59,11 @@ class Cards:
             self.nvml.nvmlInit()
         except NVMLError as error:
             hint = INIT_HINTS.get(type(error).__name__, "`nvidia-smi` may show more.")
-            self.notes.add(f"No GPU can be read: {words_of(error)}. {hint}")
+            self.notes.add(f"No GPU can be read: {format_error(error)}. {hint}")
             return
         try:
             driver = self.notes.read("driver version", self.nvml.nvmlSystemGetDriverVersion)
-            self.driver = text_of(driver) if driver else None
+            self.driver = decode_text(driver) if driver else None
             # The _v2 form needs libcuda, which a container with only the `utility` capability
             # lacks.
             cuda = self.notes.read(
@@ -143,8 +143,8 @@ class Cards:
         total, free_bytes, kind = self._read_memory(label, handle, can_share=parent is None)
         return Gpu(
             index=index,
-            uuid=text_of(uuid),
-            name=text_of(name) if name else "unknown",
+            uuid=decode_text(uuid),
+            name=decode_text(name) if name else "unknown",
             capability=capability,
             total_bytes=total,
             free_bytes=free_bytes,
@@ -152,7 +152,7 @@ class Cards:
             mig=mig,
             pcie=pcie,
             processes=self._read_processes(label, handle),
-            lost=parent.lost if parent else recovery_action(self.nvml, handle)[0],
+            loss_reason=parent.loss_reason if parent else recovery_action(self.nvml, handle)[0],
         )
 
     def _read_memory(self, label: str, handle: Any, *, can_share: bool) -> MemoryReading:
@@ -177,7 +177,9 @@ class Cards:
                 " /proc/meminfo"
             )
             return *self.host_memory, "unified"
-        self.notes.add(f"{label}: memory: {words_of(refusal) if refusal else 'reported as zero'}")
+        self.notes.add(
+            f"{label}: memory: {format_error(refusal) if refusal else 'reported as zero'}"
+        )
         return None, None, "dedicated"
 
     def _read_processes(self, label: str, handle: Any) -> tuple[GpuProcess, ...] | None:
@@ -217,5 +219,5 @@ class Cards:
             except (NVMLError_NotFound, NVMLError_InvalidArgument):
                 continue  # an empty slot
             except NVMLError as error:
-                self.notes.add(f"GPU {index}: MIG devices: {words_of(error)}")
+                self.notes.add(f"GPU {index}: MIG devices: {format_error(error)}")
         return handles

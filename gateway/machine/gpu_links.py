@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from gateway.domain import Link
-from gateway.machine.nvml import Notes, Nvml, words_of
+from gateway.machine.nvml import Notes, Nvml, format_error
 
 Bus = tuple[int, int, int]
 # Far ends of NVLinks that are not a card of this process.
@@ -103,7 +103,7 @@ class GpuLinks:
         except pynvml.NVMLError as error:
             refusal, has_answered = error, False
         if not has_answered:
-            self.notes.add(f"GPU {index}: NVLink: {words_of(refusal)}")
+            self.notes.add(f"GPU {index}: NVLink: {format_error(refusal)}")
             return None
         return ends
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.domain import Value
 from gateway.domain.base import Field
-from gateway.machine.nvml import Nvml, text_of
+from gateway.machine.nvml import Nvml, decode_text
 
 # Reasons of lowered clocks that are trouble. Source: nvml.h, nvmlClocksEventReasons. A busy card
 # reaches its power limit (0x4), which is not a problem.
@@ -40,7 +40,7 @@ def read(nvml: Nvml, handle: Any, index: int, name: str | None) -> GpuReading:
     refusals = suppress(pynvml.NVMLError)
     if name is None:
         with refusals:
-            values["name"] = text_of(nvml.nvmlDeviceGetName(handle))
+            values["name"] = decode_text(nvml.nvmlDeviceGetName(handle))
     with refusals:
         values["use"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     with refusals:

@@ -27,7 +27,7 @@ from gateway.logging import Logger
 from gateway.machine.allowed_devices import VARIABLES, AllowedDevices
 from gateway.machine.gpu_reading import GpuReading
 from gateway.machine.gpu_reading import read as read_gpu
-from gateway.machine.nvml import Nvml, recovery_action, text_of
+from gateway.machine.nvml import Nvml, decode_text, recovery_action
 from gateway.machine.probe import probe
 from gateway.settings import Settings
 
@@ -66,7 +66,7 @@ class GpuLoss(Value):
     message: str
     lost_at: float
     xid: int | None = None
-    unread: bool = Field(False, description="NVML has not read it since")
+    is_unread: bool = Field(False, description="NVML has not read it since", alias="unread")
 
 
 class GpuWatch:
@@ -115,7 +115,7 @@ class GpuWatch:
         hardware = self._allowed_devices.mark(self._read(data))
         lost_cards, counts = self.lost_cards, dict(self.counts)
         gpus = tuple(
-            gpu.evolve(lost=lost_cards[gpu.uuid].message) if gpu.uuid in lost_cards else gpu
+            gpu.evolve(loss_reason=lost_cards[gpu.uuid].message) if gpu.uuid in lost_cards else gpu
             for gpu in hardware.gpus
         )
         present_uuids = {gpu.uuid for gpu in gpus}
@@ -151,7 +151,7 @@ class GpuWatch:
                         "Reset it (`nvidia-smi --gpu-reset`) or reboot. Until then no engine starts"
                         " on it."
                     ),
-                    proves="nothing",
+                    proven_subject="nothing",
                 )
         return None
 
@@ -185,7 +185,7 @@ class GpuWatch:
         try:
             events = self._register(nvml)
             while self._cards and not self._stop.is_set():
-                unclaimed_xid = self._take_events(nvml, events)
+                unclaimed_xid = self._read_events(nvml, events)
                 self._read_cards(nvml, unclaimed_xid)
                 if self.lost_cards:
                     break
@@ -229,7 +229,7 @@ class GpuWatch:
                 continue
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = text_of(nvml.nvmlDeviceGetUUID(handle))
+                uuid = decode_text(nvml.nvmlDeviceGetUUID(handle))
             except NVMLError as error:
                 yield None, error
                 continue
@@ -237,7 +237,7 @@ class GpuWatch:
             self._numbers[index] = uuid
             yield uuid, handle
 
-    def _take_events(self, nvml: Nvml, events: Any | None) -> int | None:
+    def _read_events(self, nvml: Nvml, events: Any | None) -> int | None:
         """Take Xids for a while, until one is fatal.
 
         Returns the number of an Xid whose card no longer gives its UUID.
@@ -256,20 +256,20 @@ class GpuWatch:
                 continue
             number = int(event.eventData)
             try:
-                uuid = text_of(nvml.nvmlDeviceGetUUID(event.device))
+                uuid = decode_text(nvml.nvmlDeviceGetUUID(event.device))
             except pynvml.NVMLError:
                 return number
-            self._note_xid(uuid, number)
+            self._record_xid(uuid, number)
             if uuid in self.lost_cards:
                 return None
         if not self.lost_cards:
             self._stop.wait(max(0.0, deadline - time.monotonic()))
         return None
 
-    def _note_xid(self, uuid: str, number: int) -> None:
+    def _record_xid(self, uuid: str, number: int) -> None:
         xid = self._table.xids.get(number)
-        if xid is not None and xid.lost:
-            self._lose_card(uuid, f"Xid {number} ({xid.means}).", xid=number)
+        if xid is not None and xid.loses_gpu:
+            self._lose_card(uuid, f"Xid {number} ({xid.meaning}).", xid=number)
             return
         self.counts[uuid, number] += 1
         log.warning("a GPU reported an error", gpu=uuid, xid=number, means=self.meaning(number))
@@ -309,7 +309,7 @@ class GpuWatch:
                 xid = self._table.xids.get(unclaimed_xid) if unclaimed_xid is not None else None
                 message = f"{errors[0]}." if errors else "NVML no longer lists it."
                 if xid:
-                    message = f"Xid {unclaimed_xid} ({xid.means})."
+                    message = f"Xid {unclaimed_xid} ({xid.meaning})."
                 self._lose_card(uuid, message, xid=unclaimed_xid, is_unread=True)
 
     def _judge_trouble(self, uuid: str, trouble: str | None, is_certain: bool) -> None:
@@ -317,9 +317,9 @@ class GpuWatch:
         if trouble is not None:
             self._lose_card(uuid, trouble)
         elif loss is not None and (
-            loss.unread or (is_certain and time.monotonic() - loss.lost_at > _MIN_LOSS_S)
+            loss.is_unread or (is_certain and time.monotonic() - loss.lost_at > _MIN_LOSS_S)
         ):
-            self._note_changes(
+            self._record_changes(
                 {
                     card: former_loss
                     for card, former_loss in self.lost_cards.items()
@@ -332,24 +332,26 @@ class GpuWatch:
         self, uuid: str, message: str, *, xid: int | None = None, is_unread: bool = False
     ) -> None:
         former_loss = self.lost_cards.get(uuid)
-        if former_loss is not None and (former_loss.unread or not is_unread):
+        if former_loss is not None and (former_loss.is_unread or not is_unread):
             return
-        loss = GpuLoss(message=message, lost_at=time.monotonic(), xid=xid, unread=is_unread)
+        loss = GpuLoss(message=message, lost_at=time.monotonic(), xid=xid, is_unread=is_unread)
         if former_loss is not None:
-            loss = former_loss.evolve(unread=True)
+            loss = former_loss.evolve(is_unread=True)
         else:
             log.error("a GPU is lost", gpu=uuid, reason=message)
-        self._note_changes(
+        self._record_changes(
             {**self.lost_cards, **dict.fromkeys(self._cards.get(uuid, (uuid,)), loss)}
         )
 
-    def _note_changes(self, lost_cards: dict[str, GpuLoss]) -> None:
+    def _record_changes(self, lost_cards: dict[str, GpuLoss]) -> None:
         self.lost_cards = lost_cards
         self._wake()
 
     def meaning(self, number: int) -> str:
         """The meaning of an Xid."""
-        return self._table.xids[number].means if number in self._table.xids else "not in our table"
+        return (
+            self._table.xids[number].meaning if number in self._table.xids else "not in our table"
+        )
 
 
 def _health(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
@@ -376,5 +378,5 @@ def _mig_uuids(nvml: Nvml, handle: Any) -> list[str]:
         for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(NVMLError):
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-                uuids.append(text_of(nvml.nvmlDeviceGetUUID(part)))
+                uuids.append(decode_text(nvml.nvmlDeviceGetUUID(part)))
     return uuids

@@ -13,7 +13,7 @@ _LISTENS = "0A"
 """TCP_LISTEN in include/net/tcp_states.h."""
 
 
-def interface_of(address: str) -> str | None:
+def find_interface(address: str) -> str | None:
     """The interface with this IPv4 address, by name; None: none, or an address of another kind."""
     return next((name for name, number in _interfaces() if number == address), None)
 

@@ -80,7 +80,7 @@ class Notes:
         try:
             return call(*args)
         except (NVMLError, OSError) as error:
-            self.add(f"{name}: {words_of(error)}")
+            self.add(f"{name}: {format_error(error)}")
             return None
 
 
@@ -98,11 +98,11 @@ def recovery_action(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
     return (f"According to the driver it needs {action}.", True) if action else (None, True)
 
 
-def text_of(value: str | bytes) -> str:
+def decode_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def words_of(error: Exception | None) -> str:
+def format_error(error: Exception | None) -> str:
     """The error in words after a colon: "not supported", "GPU is lost"."""
     text = (error.strerror or "") if isinstance(error, OSError) else str(error)
     return " ".join(word.lower() if word.istitle() else word for word in text.rstrip(".").split())

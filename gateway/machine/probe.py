@@ -112,10 +112,10 @@ def _cores(proc: Path) -> int:
     """The usable cores: by the CPU affinity, or by the CPU quota of the cgroups if it is less."""
     cores = len(os.sched_getaffinity(0))
     for folder in _cgroup_folders(proc, "cpu"):
-        quota, period = [*_words_of(folder / "cpu.max"), "", ""][:2]
+        quota, period = [*_read_words(folder / "cpu.max"), "", ""][:2]
         if not quota:  # cgroups v1
-            quota = _word_of(folder / "cpu.cfs_quota_us")
-            period = _word_of(folder / "cpu.cfs_period_us")
+            quota = _read_word(folder / "cpu.cfs_quota_us")
+            period = _read_word(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
             cores = min(cores, int(quota) // int(period))
     return max(cores, 1)
@@ -129,13 +129,13 @@ def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit = _word_of(folder / limit_file)
+            limit = _read_word(folder / limit_file)
             if not limit.isdigit():  # no such file, or "max"
                 continue
-            stat = _words_of(folder / "memory.stat")
+            stat = _read_words(folder / "memory.stat")
             # The kernel can free file pages.
             cache = dict(zip(stat[::2], stat[1::2], strict=False)).get(cache_key, "0")
-            used_bytes = max(int(_word_of(folder / usage_file) or 0) - int(cache), 0)
+            used_bytes = max(int(_read_word(folder / usage_file) or 0) - int(cache), 0)
             total = min(total, int(limit))
             available = min(available, max(int(limit) - used_bytes, 0))
     return total, available
@@ -147,10 +147,10 @@ def _cgroup_folders(proc: Path, controller: str) -> Iterator[Path]:
     A limit on any level holds. In a container the mount shows the container's cgroup as its root.
     """
     paths: dict[str, PurePosixPath] = {}
-    for line in _lines_of(proc / "self" / "cgroup"):
+    for line in _read_lines(proc / "self" / "cgroup"):
         controllers, _, path = line.partition(":")[2].partition(":")
         paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
-    for line in _lines_of(proc / "self" / "mountinfo"):
+    for line in _read_lines(proc / "self" / "mountinfo"):
         mount, _, filesystem = line.partition(" - ")
         match mount.split(), filesystem.split():
             case [_, _, _, root, top, *_], ["cgroup2", *_]:
@@ -168,18 +168,18 @@ def _cgroup_folders(proc: Path, controller: str) -> Iterator[Path]:
             yield Path(top) / level
 
 
-def _lines_of(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     with suppress(OSError):
         return file.read_text(errors="replace").splitlines()
     return []
 
 
-def _words_of(file: Path) -> list[str]:
-    return " ".join(_lines_of(file)).split()
+def _read_words(file: Path) -> list[str]:
+    return " ".join(_read_lines(file)).split()
 
 
-def _word_of(file: Path) -> str:
-    return next(iter(_words_of(file)), "")
+def _read_word(file: Path) -> str:
+    return next(iter(_read_words(file)), "")
 
 
 def _existing_folder(path: Path) -> Path:

@@ -73,7 +73,7 @@ def context_limit(
     source: the model, for errors. Raises BadModel for a length that is not a positive number.
     """
     top = Fields(config, source)
-    text, family = text_config.text_of(top), str(config.get("model_type"))
+    text, family = text_config.read_text_config(top), str(config.get("model_type"))
     named_lengths = _lengths(text, family)
     if not named_lengths:
         return ContextLimit(
@@ -105,12 +105,12 @@ def add_context_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
     if (limit.tokens, source_text, limit.is_open) == (
         spec.max_position,
         spec.sources.get("max_position"),
-        spec.open_limit,
+        spec.has_open_limit,
     ):
         return spec
     return spec.evolve(
         max_position=limit.tokens,
-        open_limit=limit.is_open,
+        has_open_limit=limit.is_open,
         sources={**spec.sources, "max_position": source_text},
     )
 

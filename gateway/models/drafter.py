@@ -26,7 +26,9 @@ class Drafter(Value):
     model_type: str
     tokens: int | None = Field(None, description="tokens per draft, as the drafter's files say")
     tokens_source: str = ""
-    parallel: bool = Field(False, description="P-EAGLE: EAGLE3 with all tokens drafted in one pass")
+    is_parallel: bool = Field(
+        False, description="P-EAGLE: EAGLE3 with all tokens drafted in one pass", alias="parallel"
+    )
     hidden: int
     vocab: int = Field(description="input vocabulary: the target's")
     draft_vocab: int = Field(description="vocabulary of drafts")

@@ -130,7 +130,7 @@ _FIELDS = {
 _DEPTH = 3
 
 
-def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+def read_media(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of content other than text: image, video and audio. Empty: the model reads text."""
     names = config.get("architectures")
     blocks = list(_nested_configs(config, _DEPTH))

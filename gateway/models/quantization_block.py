@@ -30,7 +30,7 @@ _MAX_LEVELS = 100
 Files = Mapping[str, Mapping[str, Any]]
 
 
-def quant_of(top: Fields, text: Fields, files: Files | None = None) -> Quant | None:
+def read_quantization(top: Fields, text: Fields, files: Files | None = None) -> Quant | None:
     """The checkpoint's quantization; None: its weights are not quantized.
 
     text: the text model of the config.

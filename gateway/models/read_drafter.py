@@ -84,7 +84,7 @@ def read_drafter(
         model_type=model_type,
         tokens=tokens,
         tokens_source=tokens_source,
-        parallel=kind == "peagle",
+        is_parallel=kind == "peagle",
         hidden=hidden,
         vocab=vocab,
         draft_vocab=draft_vocab,

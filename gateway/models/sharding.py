@@ -45,7 +45,7 @@ _SHARDS: tuple[tuple[str, Shard], ...] = (
 )
 
 
-def shard_of(name: str) -> Shard:
+def parse_shard(name: str) -> Shard:
     """The sharding of the weight `name` (numbers as `*`); replicated where no pattern matches."""
     for pattern, shard in _SHARDS:
         if re.search(pattern, f".{name}"):

@@ -21,10 +21,10 @@ from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields, quote
 from gateway.models.families.field_names import EXPERTS_PER_TOKEN, HEADS, HIDDEN_SIZE
 from gateway.models.families.parts import ENCODERS
-from gateway.models.families.registry import NESTED_FAMILIES, add_defaults, blueprint_of
-from gateway.models.quantization_block import quant_of
-from gateway.models.sharding import shard_of
-from gateway.models.task import task_of
+from gateway.models.families.registry import NESTED_FAMILIES, add_defaults, build_blueprint
+from gateway.models.quantization_block import read_quantization
+from gateway.models.sharding import parse_shard
+from gateway.models.task import read_task
 from gateway.models.tensor import Tensor
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -68,11 +68,11 @@ def read_model(
     fields = add_defaults(_text_config(top))
     architecture = top.first_word("architectures")
     family = top.word("model_type")
-    plan = blueprint_of(config, source, structure=structure)
+    plan = build_blueprint(config, source, structure=structure)
     attention, experts = plan.attention, _planned_experts(plan, fields)
     dtype, dtype_source = _dtype(top, fields, tensors)
     encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
-    task, task_source = task_of(config, is_encoder=encoder, hint=task_hint)
+    task, task_source = read_task(config, is_encoder=encoder, hint=task_hint)
     limit = context_limit(config, source)
     # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
     # file has one.
@@ -86,7 +86,7 @@ def read_model(
         task=task,
         dtype=cast("Any", dtype),
         max_position=limit.tokens,
-        open_limit=limit.is_open,
+        has_open_limit=limit.is_open,
         sources={
             "max_position": limit.source,
             "dtype": dtype_source,
@@ -98,7 +98,7 @@ def read_model(
         vocab=fields.integer("vocab_size"),
         attention=attention,
         experts=experts,
-        quant=quant_of(top, fields),
+        quant=read_quantization(top, fields),
         tensors=groups,
         tensors_from="config" if tensors is None else "headers",
         draft_tensors=drafts,
@@ -140,7 +140,7 @@ def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
         key = (_NUMBER.sub("*", name), tensor.dtype, tensor.shape)
         counts[key] = counts.get(key, 0) + 1
     return tuple(
-        TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard_of(name))
+        TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=parse_shard(name))
         for (name, dtype, shape), count in sorted(counts.items())
     )
 
@@ -149,7 +149,7 @@ def _text_config(top: Fields) -> Fields:
     """The config of the text model, nested or not."""
     if top.word("model_type") in NESTED_FAMILIES:
         return Fields(top.mapping("text_config", top.config), top.source)
-    return text_config.text_of(top).fields
+    return text_config.read_text_config(top).fields
 
 
 def _has_tied_head(plan: Blueprint) -> bool:
@@ -158,7 +158,7 @@ def _has_tied_head(plan: Blueprint) -> bool:
 
 def _draft_layers(fields: Fields) -> Callable[[str], bool]:
     """A predicate over tensor names: whether the layer only drafts tokens."""
-    last = text_config.layers_of(fields)
+    last = text_config.read_layer_count(fields)
     is_numbered = bool(fields.config.get("num_nextn_predict_layers"))
 
     def drafts(name: str) -> bool:
@@ -169,7 +169,7 @@ def _draft_layers(fields: Fields) -> Callable[[str], bool]:
 
 
 def _heads_source(top: Fields, fields: Fields) -> str:
-    for config in (text_config.text_of(top).fields, top):
+    for config in (text_config.read_text_config(top).fields, top):
         if name := config.first_name(*HEADS, "decoder_attention_heads", "num_heads"):
             return f"{name} in config.json"
     return f"the default for {fields.config.get('model_type', top.config.get('model_type'))}"
@@ -222,7 +222,9 @@ def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) ->
 def pipeline_layers(spec: ModelSpec) -> int | None:
     """The number of layers that pipeline stages divide; None: config.json has no such number."""
     try:
-        return text_config.layers_of(text_config.text_of(Fields(spec.config, spec.source)).fields)
+        return text_config.read_layer_count(
+            text_config.read_text_config(Fields(spec.config, spec.source)).fields
+        )
     except BadModel:
         return None
 
@@ -231,7 +233,7 @@ def add_quant_files(spec: ModelSpec, files: Mapping[str, Mapping[str, Any]]) -> 
     """The model with the quantization that files next to config.json describe, by name. Raises
     BadModel."""
     top = Fields(spec.config, spec.source)
-    quant = quant_of(top, _text_config(top), files)
+    quant = read_quantization(top, _text_config(top), files)
     floats = spec.tensors_from == "headers" and all(
         group.dtype in _FLOATS for group in spec.tensors
     )

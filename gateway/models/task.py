@@ -49,7 +49,7 @@ class ModelTask(NamedTuple):
     source: str
 
 
-def task_of(config: Mapping[str, Any], *, is_encoder: bool, hint: Task | None) -> ModelTask:
+def read_task(config: Mapping[str, Any], *, is_encoder: bool, hint: Task | None) -> ModelTask:
     """The task.
 
     is_encoder: all attention reads in both directions.

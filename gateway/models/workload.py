@@ -12,7 +12,7 @@ class Workload(NamedTuple):
 
     runner: the 1st or 2nd model runner of vLLM.
     query: tokens of a request in one decoding step, drafted tokens included.
-    drafts: whether layers draft from the model's hidden states.
+    has_drafter: whether layers draft from the model's hidden states.
     """
 
     device: str
@@ -22,4 +22,4 @@ class Workload(NamedTuple):
     graphs: bool
     runner: int = 1
     query: int = 1
-    drafts: bool = False
+    has_drafter: bool = False

@@ -17,7 +17,7 @@ from gateway.domain.wish import NAME_PATTERN
 from gateway.engines.common import engine_auth, expert_warmups, media_hosts_flag
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 from gateway.engines.registry import engine_kind
 from gateway.errors import BadFlag
 from gateway.planner.flags import GATEWAY_FLAGS, check_text, check_value, quiet_flags
@@ -116,7 +116,7 @@ def _expected_program(
 ) -> tuple[str, ...]:
     if "--headless" in argv:
         return engine_kind(engine.kind).rank_command(engine.container_command)
-    if engine_auth.needs_auth(env) and engine.sleeps:
+    if engine_auth.needs_auth(env) and engine.has_sleep_mode:
         return engine_auth.wrap_command(engine.container_command, engine.key_env)
     return engine.container_command
 
@@ -159,7 +159,9 @@ def _node_forms(engine: Engine, peers: Collection[str]) -> list[dict[str, str]]:
             name: re.sub(
                 r"\d+", r"\\d{1,5}", f"--{name}" if value is True else f"--{name}={value}"
             ).replace("PEER", address)
-            for name, value in kind.node_flags(Meeting(2, groups, "PEER", 1, 1), node_rank).items()
+            for name, value in kind.node_flags(
+                Rendezvous(2, groups, "PEER", 1, 1), node_rank
+            ).items()
         }
         for groups in (1, 2)
         for node_rank in (0, 1)
@@ -234,7 +236,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
             or (name, value) == P2P_SWITCH
         )
         # An authentication layer protects its development endpoints then.
-        is_planned |= (name, value) == engine_auth.DEV_MODE and engine.sleeps
+        is_planned |= (name, value) == engine_auth.DEV_MODE and engine.has_sleep_mode
         address = name == engine_kind(engine.kind).address_env
         is_planned |= address and re.fullmatch(r"[\w.:-]{1,253}", value, re.ASCII) is not None
         if not is_planned:
@@ -252,7 +254,7 @@ def _check_flag(
         raise BadFlag(f"{engine.ref} has no flag {flag_text[:80]!r}.", param="argv")
     name = engine.flags[name].same_as or name
     is_planned = name in _PLAN_FLAGS or name in engine.api_switches
-    if name in planned_args or (engine.flags[name].ours and not is_planned):
+    if name in planned_args or (engine.flags[name].is_reserved and not is_planned):
         raise BadFlag(f"The flag --{name} is not part of any plan.", param="argv")
     if name == template.FLAG and not template.is_file_of(folder, text or ""):
         raise BadFlag(

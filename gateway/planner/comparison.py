@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.domain import Plan, Rejected
+from gateway.domain import Plan, RejectedPlan
 from gateway.domain.units import plural
 
 
-def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[Rejected]) -> str:
+def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[RejectedPlan]) -> str:
     """The reason for the number of GPUs of the first plan; "": there is no plan on GPUs.
 
     plans: best first. The first plan is compared with the best plan of the neighbouring numbers,
@@ -135,7 +135,7 @@ def _plan_figures(plan: Plan) -> str:
     return f"{plural(gpus_of(plan), 'GPU')} as {layout_of(plan)}: {', '.join(sentences)}"
 
 
-def _refused_below(chosen_count: int, plan: Plan, rejections: Sequence[Rejected]) -> str:
+def _refused_below(chosen_count: int, plan: Plan, rejections: Sequence[RejectedPlan]) -> str:
     """The refusal of the next smaller number of GPUs by the engine of the first plan; "": none but
     numbers that the model's shapes forbid."""
     smaller = [

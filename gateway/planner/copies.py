@@ -18,7 +18,7 @@ from gateway.engines.common.speed.machine import (
     Machine,
     SpeedKnowledge,
     SpeedTable,
-    machine_of,
+    build_machine,
     machine_of_span,
 )
 from gateway.engines.common.speed.objective import concurrency, gpu_discount, plan_outcome, score
@@ -105,7 +105,7 @@ def _node_counts(on_node: int, limit: int) -> list[int]:
 
 def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
-    inputs, pace = candidate.inputs, candidate.inputs.pace
+    inputs, pace = candidate.inputs, candidate.inputs.speed_knowledge
     if not pace or not inputs.spec.generates:
         return None
     if candidate.stage_candidates:
@@ -162,7 +162,7 @@ def _clocked_machine(
     key = "machine", indexes, has_direct_links, *((variant.tp, variant.pp) if span else ())
     if key not in inputs.clocks:
         peers = gpus[: min(variant.tp, span.gpus_each)] if span else gpus
-        local_machine = machine_of(
+        local_machine = build_machine(
             peers, inputs.links, pace, inputs.measurements, has_direct_links=has_direct_links
         )
         inputs.clocks[key] = (

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.domain import Decision, Engine, Hardware, Plan, Rejected, RuleGap, Wish
+from gateway.domain import Decision, Engine, Hardware, Plan, RejectedPlan, RuleGap, Wish
 from gateway.domain.sharing import NO_SHARING
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.speed.objective import (
     Penalties,
     gpu_discount,
@@ -82,11 +82,11 @@ def decide(
 
 def _search(
     inputs: PlanningInput, engines: Sequence[Engine], rules: Mapping[str, EngineRules]
-) -> tuple[list[Plan], list[Rejected], list[RuleGap]]:
+) -> tuple[list[Plan], list[RejectedPlan], list[RuleGap]]:
     """The plans, refusals and gaps of all engine versions. Raises BadFlag."""
     wish = inputs.wish
     plans: list[Plan] = []
-    rejections: list[Rejected] = []
+    rejections: list[RejectedPlan] = []
     gaps: list[RuleGap] = []
     wrong_flags: list[BadFlag] = []
     layouts = SharedLayouts(inputs)
@@ -96,7 +96,7 @@ def _search(
             env = engine_env(engine, wish.env, inputs.global_env)
         except BadFlag as error:
             wrong_flags.append(error)
-            refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
+            refusal = RefusalError("bad_flag", str(error), f"profile {engine.ref}")
             rejections.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
         known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
@@ -133,7 +133,7 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
             param="gpus",
         )
     for gpu in hardware.gpus:
-        if gpu.uuid in uuids and (reason := gpu.kept or gpu.lost):
+        if gpu.uuid in uuids and (reason := gpu.reservation_reason or gpu.loss_reason):
             raise BadRequest(
                 f"The GPU {gpu.uuid} is not used: {reason.rstrip('.')}.",
                 hint="Name another GPU.",
@@ -234,14 +234,14 @@ def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
     return shortcomings(plan, wanted_context(inputs.spec, inputs.wish, {}))[:2]
 
 
-def _crowding_refusal(plan: Plan, solo_plan: Plan) -> Rejected:
+def _crowding_refusal(plan: Plan, solo_plan: Plan) -> RejectedPlan:
     weights = "weights halved to fp8 and " if plan.quantizes_weights else ""
     reason = (
         f"next to other models it would have {weights}{plan.max_model_len.value} tokens of context,"
         f" and {solo_plan.max_model_len.value} without them: there is too little room for it. To"
         " accept this, pass --context N or --arg quantization=fp8"
     )
-    return Rejected(
+    return RejectedPlan(
         engine=plan.engine,
         tensor_parallel=plan.tensor_parallel.value,
         pipeline_parallel=plan.pipeline_parallel.value,

@@ -19,8 +19,8 @@ from gateway.domain import (
     StartSettings,
 )
 from gateway.engines.common.candidate import Candidate
-from gateway.engines.common.refusal import Refused, VariantEvidence
-from gateway.planner.rehearsed_start import start_of
+from gateway.engines.common.refusal import RefusalError, VariantEvidence
+from gateway.planner.rehearsed_start import build_start_settings
 
 # Plans and refusals of one engine version in one inquiry: its import is the main cost.
 _MAX_QUESTIONS = 4
@@ -60,7 +60,7 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
     for plan in decision.plans:
         questions_by_engine.setdefault(plan.engine, []).append(plan.question)
         if plan.question is not None:
-            starts.setdefault(plan.question, start_of(plan))
+            starts.setdefault(plan.question, build_start_settings(plan))
     for rejection in decision.rejected:
         if rejection.question is not None:
             refused_questions.setdefault(rejection.engine, []).append(rejection.question)
@@ -81,9 +81,9 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
     return tuple(questions)
 
 
-def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvidence:
+def read_evidence(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvidence:
     """The evidence in the answer of an engine; `forecast` is the evidence of the rules."""
-    loaded_as = answer.settled.quantization if answer.settled else ""
+    loaded_as = answer.resolved_settings.quantization if answer.resolved_settings else ""
     return VariantEvidence(
         kernels=tuple(
             _confirmed_kernel(asked_kernel, forecast.kernels, loaded_as or "unquantized")
@@ -106,8 +106,8 @@ def _confirmed_attention(
     the start, by the rules."""
     for group in forecast:
         is_refused = group.status == "none" and any(
-            refusal.at_start and refusal.kernel == asked_attention.backend
-            for refusal in group.refused
+            refusal.is_at_start and refusal.kernel == asked_attention.backend
+            for refusal in group.refusals
         )
         if is_refused and (group.kind, group.head_dim) == (
             asked_attention.kind,
@@ -144,8 +144,8 @@ def _confirmed_kernel(
     # Only Python code gave the answer: refusals at a start still hold for this kernel.
     for layer_kernel in same_layer:
         is_refused = layer_kernel.status == "none" and any(
-            refusal.at_start and refusal.kernel == asked_kernel.kernel
-            for refusal in layer_kernel.refused
+            refusal.is_at_start and refusal.kernel == asked_kernel.kernel
+            for refusal in layer_kernel.refusals
         )
         if is_refused and (layer_kernel.k, layer_kernel.n) == (asked_kernel.k, asked_kernel.n):
             return layer_kernel.evolve(layer=asked_kernel.layer, count=asked_kernel.count)
@@ -178,7 +178,7 @@ def _confirmed_reason(reasons: Iterable[str]) -> str:
 
 
 def gaps(
-    question: Question, candidate: Candidate, refusal: Refused | None, answer: EngineAnswer
+    question: Question, candidate: Candidate, refusal: RefusalError | None, answer: EngineAnswer
 ) -> tuple[RuleGap, ...]:
     """The contradictions between the rules and the engine, for one variant.
 
@@ -195,7 +195,7 @@ def gaps(
             capability=question.capability,
             model=signature(candidate),
             argv=argv,
-            about=subject,
+            subject=subject,
             forecast=_drop_paths(forecasted),
             answer=_drop_paths(engine_answer),
         )
@@ -204,7 +204,7 @@ def gaps(
 
 
 def _differences(
-    candidate: Candidate, refusal: Refused | None, answer: EngineAnswer
+    candidate: Candidate, refusal: RefusalError | None, answer: EngineAnswer
 ) -> Iterator[tuple[str, str, str]]:
     """Rows of subject, forecast of the rules, answer of the engine."""
     evidence = candidate.evidence
@@ -219,9 +219,9 @@ def _differences(
         if layer_attention.status == "none"
     ]
     ruled_out = str(refusal) if refusal else "; ".join(no_kernels)
-    if ruled_out or answer.refused:
-        if bool(ruled_out) != bool(answer.refused):
-            yield "refusal", ruled_out or "loads", answer.refused or "loads"
+    if ruled_out or answer.refusal_text:
+        if bool(ruled_out) != bool(answer.refusal_text):
+            yield "refusal", ruled_out or "loads", answer.refusal_text or "loads"
         return
     known_layers = {
         _layer_name(layer_kernel.layer)
@@ -253,7 +253,7 @@ def _size_differences(candidate: Candidate, answer: EngineAnswer) -> Iterator[tu
     try:
         weights_bytes = candidate.weights_bytes() - candidate.speculation.weights_bytes
         cache = candidate.cache
-    except Refused:  # the rules say nothing of it, so that nothing is contradicted
+    except RefusalError:  # the rules say nothing of it, so that nothing is contradicted
         return
     # The parameters of the engine are those from before its quantization.
     online = candidate.variant.quantization and candidate.inputs.spec.quant is None
@@ -262,7 +262,7 @@ def _size_differences(candidate: Candidate, answer: EngineAnswer) -> Iterator[tu
     for length, needed_bytes in (
         [(n, size) for n, size in answer.kv.needed if n >= _MIN_LENGTH] if answer.kv else ()
     ):
-        batched = answer.settled.max_num_batched_tokens if answer.settled else 0
+        batched = answer.resolved_settings.max_num_batched_tokens if answer.resolved_settings else 0
         if _are_different(forecast_bytes := cache.bytes_for(length, batched), needed_bytes):
             yield (
                 "KV cache",

@@ -17,7 +17,7 @@ from gateway.domain import (
     Hardware,
     Memory,
     Plan,
-    Rejected,
+    RejectedPlan,
     Rival,
     Speed,
 )
@@ -26,7 +26,7 @@ from gateway.domain.start import StartOrigin
 from gateway.domain.units import GIB, gib, plural
 from gateway.domain.wish import Goal
 from gateway.planner.comparison import gpus_of, layout_of
-from gateway.planner.layer_tables import passed_over
+from gateway.planner.layer_tables import refusal_lines
 from gateway.planner.proposal.default_choices import is_default
 
 
@@ -56,7 +56,7 @@ def choices(plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None) -
         ChoiceRow(
             "engine",
             str(plan.engine),
-            image(plan.engine) if origin in (None, "container") else _ORIGINS[origin],
+            image_text(plan.engine) if origin in (None, "container") else _ORIGINS[origin],
         )
     ]
     rows += [ChoiceRow("GPUs", str(gpus_of(plan)), why_gpus)] if why_gpus else []
@@ -79,17 +79,17 @@ def choices(plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None) -
     ]
 
 
-def image(engine: EngineRef) -> str:
+def image_text(engine: EngineRef) -> str:
     """The name of its image, and the digest."""
     return ", ".join(
         [
             *([f"image {engine.image}"] if engine.image else []),
-            *([short(engine.digest)] if engine.digest else []),
+            *([short_digest(engine.digest)] if engine.digest else []),
         ]
     )
 
 
-def short(digest: str) -> str:
+def short_digest(digest: str) -> str:
     """The part of a digest that Docker shows."""
     _, mark, digits = digest.partition("sha256:")
     return mark + digits[:12]
@@ -156,7 +156,7 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
     )
 
 
-def rejected_counts(rejections: Sequence[Rejected]) -> str:
+def rejected_counts(rejections: Sequence[RejectedPlan]) -> str:
     """`illegal_parallelism 16, text_only 2`: rejected candidates by verdict, most first."""
     counts = Counter(rejection.verdict for rejection in rejections)
     return ", ".join(f"{verdict} {count}" for verdict, count in counts.most_common())
@@ -232,7 +232,7 @@ class RefusedGroup(NamedTuple):
     lines: list[str]
 
 
-def rejections(rejections: tuple[Rejected, ...]) -> list[RefusedGroup]:
+def rejections(rejections: tuple[RejectedPlan, ...]) -> list[RefusedGroup]:
     """The refusals, grouped by reason. Numbers of GPUs that no layout divides by are one group."""
     grouped: dict[tuple[str, tuple[str, ...]], dict[EngineRef, list[str]]] = {}
     counts: dict[tuple[str, ...], list[int]] = {}
@@ -288,20 +288,20 @@ def _candidates(engines: dict[EngineRef, list[str]], *, has_one_rank: bool) -> s
     )
 
 
-def _reasons(rejection: Rejected) -> tuple[str, ...]:
+def _reasons(rejection: RejectedPlan) -> tuple[str, ...]:
     """The reasons; a line for each kernel or backend if all of them refuse."""
     refusals = [
-        layer_kernel.refused
+        layer_kernel.refusals
         for layer_kernel in rejection.kernels
         if layer_kernel.status == "none" and layer_kernel.layer == rejection.layer
     ]
     refusals += [
-        layer_attention.refused
+        layer_attention.refusals
         for layer_attention in rejection.attention
         if layer_attention.status == "none"
     ]
     reasons = (
-        passed_over(refusals[0])
+        refusal_lines(refusals[0])
         if refusals and rejection.verdict in ("no_kernel", "no_backend")
         else []
     )
@@ -405,7 +405,7 @@ def placement_row(decision: Decision, hardware: Hardware) -> tuple[str, ...]:
     )
 
 
-def more_of(best_plan: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | None, str]:
+def gain_over(best_plan: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | None, str]:
     """The gain of another plan over the best one: as a part of its tokens/s, and in words."""
     context = f"{neighbour.max_model_len.value:,} tokens of context"
     if best_plan is None:
@@ -436,7 +436,7 @@ def unavailable_gains(decision: Decision) -> list[str]:
     gaining_engines = [
         engine
         for engine in decision.engines
-        if not engine.here and engine.gives not in ("", "no plan")
+        if not engine.is_available and engine.gain_text not in ("", "no plan")
     ]
     gaining_engines = [
         engine for engine in gaining_engines if is_first or (engine.gain or 0) >= _MIN_GAIN
@@ -444,9 +444,9 @@ def unavailable_gains(decision: Decision) -> list[str]:
     gaining_engines.sort(key=lambda engine: -(engine.gain or 0))
     lines = []
     for engine in gaining_engines[:_MAX_MISSING_ROWS]:
-        action = f"`{engine.do}`" if engine.do.startswith("fitserve") else engine.do
+        action = f"`{engine.remedy}`" if engine.remedy.startswith("fitserve") else engine.remedy
         cure = f"{action}: " if action else ""
-        lines.append(f"{engine.engine}: {engine.why}; {cure}{engine.gives}")
+        lines.append(f"{engine.engine}: {engine.reason}; {cure}{engine.gain_text}")
     return lines
 
 
@@ -477,10 +477,10 @@ def machine(hardware: Hardware) -> list[Row]:
     for gpu in hardware.gpus:
         kind = " unified" if gpu.memory_kind == "unified" else ""
         lost_gpus = (
-            f", kept from fitserve: {gpu.kept}"
-            if gpu.kept
-            else f", not used: {gpu.lost}"
-            if gpu.lost
+            f", kept from fitserve: {gpu.reservation_reason}"
+            if gpu.reservation_reason
+            else f", not used: {gpu.loss_reason}"
+            if gpu.loss_reason
             else ""
         )
         rows.append(
@@ -504,4 +504,4 @@ def machine(hardware: Hardware) -> list[Row]:
 
 def offer_words(decision: Decision) -> list[str]:
     """The offers of other models that the first plan takes."""
-    return [offer.words for offer in decision.takes]
+    return [offer.words for offer in decision.taken_offers]

@@ -193,12 +193,12 @@ def launch_spec(
         gpus=nodes[0].gpus if nodes else plan.gpus,
         nodes=nodes,
         mounts=inputs.mounts,
-        shm_bytes=resources.shared_memory(plan),
+        shm_bytes=resources.shm_bytes(plan),
         port=port,
-        memory_bytes=resources.memory(plan),
-        pids=resources.pids(plan),
+        memory_bytes=resources.ram_limit_bytes(plan),
+        pids=resources.process_limit(plan),
         scratch=engine.scratch if environment is None else None,
-        cache=resources.cache(plan, engine, remote_code=inputs.allows_remote_code),
+        cache=resources.compile_cache_name(plan, engine, remote_code=inputs.allows_remote_code),
         caches=engine.caches,
         forked_calls=engine_kind(plan.engine.kind).forked_calls,
         kernel_warmups=engine_kind(plan.engine.kind).kernel_warmups,
@@ -222,7 +222,7 @@ def _command(
     """
     cache_bytes = inputs.cache_bytes
     return (
-        _program(plan, engine, inputs, answers=node is None or node.node_rank == 0)
+        _program(plan, engine, inputs, answers_requests=node is None or node.node_rank == 0)
         + quiet_flags(engine)
         + arguments({name: True for name in engine.api_switches if name in engine.flags})
         + tuple(
@@ -236,11 +236,16 @@ def _command(
     )
 
 
-def _program(plan: Plan, engine: Engine, inputs: LaunchInputs, *, answers: bool) -> tuple[str, ...]:
-    """The program and the words before its flags. answers: it has a server for requests."""
+def _program(
+    plan: Plan, engine: Engine, inputs: LaunchInputs, *, answers_requests: bool
+) -> tuple[str, ...]:
+    """The program and the words before its flags.
+
+    answers_requests: the program has a server for requests.
+    """
     environment = inputs.environment
     command = engine.container_command if environment is None else engine.process_command
-    if not answers:
+    if not answers_requests:
         command = engine_kind(engine.kind).rank_command(command)
     elif engine_auth.needs_auth(plan.env) or (
         inputs.is_exposed and engine_auth.FLAG in engine.flags
@@ -289,10 +294,10 @@ def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[
                 param="args",
             )
         planned_name, name = engine.spelling.get(name, ""), engine.flags[name].same_as or name
-        if engine.flags[name].ours and planned_name in engine.flags:
+        if engine.flags[name].is_reserved and planned_name in engine.flags:
             # SGLang's flag of this name is for replicas, the planner's for groups of ranks.
             name = planned_name
-        if engine.flags[name].ours or name in own_names:
+        if engine.flags[name].is_reserved or name in own_names:
             reason, substitute = closing_reason(name)
             raise BadFlag(
                 f"The flag --{name} of {engine.ref} cannot be given: {reason}.",
@@ -312,7 +317,7 @@ def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[
 def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     """The value in the flag's type. Raises BadFlag with the values that the flag takes."""
     if isinstance(value, str):
-        check_text(f"--{name}", value, param="args", lines=flag.type == "json")
+        check_text(f"--{name}", value, param="args", allows_lines=flag.type == "json")
     typed = _convert(flag, value, engine_kind(engine.kind).magnitudes)
     if typed is None:
         raise BadFlag(
@@ -349,13 +354,13 @@ def _check_keys(flag: str, document: object, keys: Collection[str]) -> None:
         raise BadFlag(mistake, hint=hint, param="args")
 
 
-def check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
+def check_text(name: str, value: str, *, param: str, allows_lines: bool = False) -> None:
     """Refuse a text that would forge lines in a log or a process listing, or that no process can be
     passed. Raises BadFlag.
 
-    `lines` allows line breaks and tabs, for JSON that is rewritten anyway.
+    `allows_lines` allows line breaks and tabs, for JSON that is rewritten anyway.
     """
-    plain_text = value.translate(_WHITESPACE) if lines else value
+    plain_text = value.translate(_WHITESPACE) if allows_lines else value
     if not plain_text.isprintable() or len(value) > _MAX_VALUE:
         refusal = unprintable_value(name, _MAX_VALUE)
         raise BadFlag(refusal.message, hint=refusal.hint, param=param)

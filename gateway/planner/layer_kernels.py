@@ -177,7 +177,7 @@ def _expert_kernel(
         kernel=choice.kernel,
         status=status,
         padded_to=padded_sizes,
-        refused=choice.refusals,
+        refusals=choice.refusals,
         note=crash or ("" if choice.status == "crash" else choice.note),
         reason=choice.reason,
     )
@@ -265,7 +265,7 @@ def _linear_kernel(
         kernel=choice.kernel,
         status=choice.status,
         padded_to=choice.padded_to,
-        refused=choice.refusals,
+        refusals=choice.refusals,
         note=choice.note,
         reason=choice.reason,
     )

@@ -48,7 +48,7 @@ def kernel_table(kernels: tuple[LayerKernel, ...]) -> LayerTable:
             else []
         )
         kernel = _short_name(layer_kernel.kernel or _STATUS[layer_kernel.status])
-        kernel += _note_reference(texts + passed_over(layer_kernel.refused), notes)
+        kernel += _reference_to_note(texts + refusal_lines(layer_kernel.refusals), notes)
         display.append(
             (
                 f"{layer_kernel.layer.removeprefix(f'{common_path}.')} x{layer_kernel.count}",
@@ -68,7 +68,7 @@ def kernel_table(kernels: tuple[LayerKernel, ...]) -> LayerTable:
                 f"{plain_count} other layers" if display else f"all {plain_count} layers",
                 "",
                 "unquantized",
-                f"torch{_note_reference([plain_reason], notes)}",
+                f"torch{_reference_to_note([plain_reason], notes)}",
             )
         )
     return LayerTable(common_path, display, notes)
@@ -83,8 +83,8 @@ def attention_table(attention: tuple[LayerAttention, ...]) -> LayerTable:
     display: list[tuple[str, ...]] = []
     for layer_attention in attention:
         texts = [layer_attention.reason] if layer_attention.reason else []
-        texts += passed_over(layer_attention.refused)
-        cell = f"{_backend_name(layer_attention)}{_note_reference(texts, notes)}"
+        texts += refusal_lines(layer_attention.refusals)
+        cell = f"{_backend_name(layer_attention)}{_reference_to_note(texts, notes)}"
         display.append(
             (
                 f"{layer_attention.kind} x{layer_attention.layers}",
@@ -127,7 +127,7 @@ def _backend_name(layer_attention: LayerAttention) -> str:
     )
 
 
-def passed_over(refusals: tuple[Refusal, ...]) -> list[str]:
+def refusal_lines(refusals: tuple[Refusal, ...]) -> list[str]:
     """`Machete, CutlassW4A8: why`, one line for each reason."""
     reasons: dict[str, list[str]] = {}
     for refusal in refusals:
@@ -135,7 +135,7 @@ def passed_over(refusals: tuple[Refusal, ...]) -> list[str]:
     return [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
 
 
-def _note_reference(texts: list[str], notes: list[str]) -> str:
+def _reference_to_note(texts: list[str], notes: list[str]) -> str:
     """A reference to the note that says this, which is added where there is none yet."""
     note = "; ".join(texts)
     if not note:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from gateway.domain import Decision, EngineRef, Rejected, Value
+from gateway.domain import Decision, EngineRef, RejectedPlan, Value
 
 # Refusals that say more about the number of GPUs than about the engine; shown only where no other
 # refusal can be shown.
@@ -72,7 +72,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
     return cells_found
 
 
-def _main_refusal(rejections: list[Rejected]) -> Rejected:
+def _main_refusal(rejections: list[RejectedPlan]) -> RejectedPlan:
     """The refusal with the most ranks that is not about their number: nothing smaller helped
     either."""
     return max(

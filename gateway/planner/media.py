@@ -14,8 +14,8 @@ from gateway.domain import Engine, ModelSpec, Plan, Scalar
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.media_limits import media_limit
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.refusal import Refused
-from gateway.models.media import media_of
+from gateway.engines.common.refusal import RefusalError
+from gateway.models.media import read_media
 from gateway.planner.flags import spell_flags
 
 
@@ -33,15 +33,15 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
                 f"{opens}; without --arg {flag} and with --text-only this model is served as text"
                 " only, and vLLM serves it with media"
             )
-            raise Refused("unsafe_media", reason, source)
+            raise RefusalError("unsafe_media", reason, source)
     if spec.task == "transcribe":
-        raise Refused("unsafe_media", f"{opens}, and this model takes nothing else", source)
+        raise RefusalError("unsafe_media", f"{opens}, and this model takes nothing else", source)
     if not inputs.wish.text_only and not engine.text_only.keys() <= named_flags.keys():
         reason = (
             f"it would serve text only, and this model also takes {_media_text(media)}: {opens};"
             " --text-only (text_only) accepts that"
         )
-        raise Refused("text_only", reason, f"profile {engine.ref}")
+        raise RefusalError("text_only", reason, f"profile {engine.ref}")
 
 
 def drop_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
@@ -74,7 +74,7 @@ def drop_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: 
 
 def _media(spec: ModelSpec, rules: EngineRules) -> tuple[str, ...]:
     """The kinds of media that the model takes, by its files or by the engine's own code."""
-    if media := media_of(spec.config):
+    if media := read_media(spec.config):
         return media
     sees = any(group.kind == "vision" for group in spec.attention) or rules.takes_media(spec)
     return ("image",) if sees else ()

@@ -13,7 +13,7 @@ from gateway.domain import ModelSpec, Scalar
 from gateway.engines.common.flag_object import flag_object
 from gateway.errors import BadModel, BadRequest
 from gateway.models.families.config import Fields
-from gateway.models.families.text_config import text_of
+from gateway.models.families.text_config import read_text_config
 from gateway.models.spec import drop_head, read_model
 from gateway.models.task import classifying_task
 
@@ -27,7 +27,7 @@ _CONFIG_FIELDS = (
     "task",
     "dtype",
     "max_position",
-    "open_limit",
+    "has_open_limit",
     "guessed",
     "hidden",
     "vocab",
@@ -49,7 +49,7 @@ def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
         config = flag_object(flags.get(flag))
         if config and flag == _FLAT_FLAG:
             # The outer fields of a nested config never reach its text model.
-            if not text_of(Fields(spec.config, spec.source)).is_nested:
+            if not read_text_config(Fields(spec.config, spec.source)).is_nested:
                 spec = _replace_config(spec, {**spec.config, **config}, flag)
         elif config:
             spec = _replace_config(spec, _merge(spec.config, config), flag)

@@ -189,7 +189,7 @@ def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:
     return sum(count // size for count in kinds.values()) if size else 0
 
 
-def dealt_layers(
+def layers_per_stage(
     layers: int, shares: Sequence[float], max_layers: Sequence[float]
 ) -> tuple[int, ...] | None:
     """The number of layers of each stage: by `shares`, and none more than `max_layers` of
@@ -241,7 +241,7 @@ class GpuGroups:
             self._illegal[key] = parallel_refusal(spec, built_model, tp, ep=ep, dp=dp)
         return self._illegal[key]
 
-    def best(self, size: int) -> tuple[Gpu, ...] | None:
+    def best_group(self, size: int) -> tuple[Gpu, ...] | None:
         """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then
         lowest index. None: no kind has this many.
 
@@ -278,7 +278,7 @@ class GpuGroups:
             else tuple([self._by_index[index] for index in sorted(groups[best_index])])
         )
 
-    def unlike(self, size: int) -> tuple[Gpu, ...] | None:
+    def mixed_gpus(self, size: int) -> tuple[Gpu, ...] | None:
         """The GPUs with the most free bytes, of any kind, for stages; None: too few GPUs."""
         free_bytes = {
             gpu.uuid: available_bytes(gpu, self._promised_bytes)

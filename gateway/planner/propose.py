@@ -104,7 +104,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         env={name: choice.value for name, choice in variables.items()},
         variables=variables,
         scope=sizes.scope,
-        under=_software(candidate),
+        software=_software(candidate),
         warnings=plan_warnings(candidate, sizes, link_failures),
         advice=advice(engine),
     )
@@ -205,7 +205,7 @@ def _is_degraded(candidate: Candidate) -> bool:
 
 
 def _parser_flags(
-    tools: Choice[str], reasoning: Choice[str], chosen_parser: template.Chosen
+    tools: Choice[str], reasoning: Choice[str], chosen_parser: template.ChosenTemplate
 ) -> dict[str, Scalar]:
     """The flags of templates and parsers. A question leaves them out, because they change no
     computation."""
@@ -227,7 +227,7 @@ def _choose_ram_use(
 ) -> tuple[Choice[bool], Choice[int | float]]:
     """Sleep mode, and the KV cache in RAM. count: of copies."""
     sleeps = choices.sleep_choice(candidate, sizes, env)
-    return sleeps, kv_offload(candidate, sizes.memory, speed, count, sleeps=sleeps.value)
+    return sleeps, kv_offload(candidate, sizes.memory, speed, count, has_sleep_mode=sleeps.value)
 
 
 def _service_flags(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.domain import Engine, Method, MethodRule, Quant
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 
 # The words with which engines refuse; tests compare them with the engines' answers.
 MISMATCH = "mismatch"
@@ -26,7 +26,7 @@ ONLINE = "online"
 _VERDICT = "unsupported_quantization"
 
 
-class MethodRefused(Refused):
+class MethodRefusalError(RefusalError):
     """A quantization method that an engine version refuses.
 
     `reason` is one of the words above.
@@ -39,7 +39,7 @@ class MethodRefused(Refused):
         self.refusal_reason = refusal_reason
 
 
-class Resolved(NamedTuple):
+class ResolvedMethod(NamedTuple):
     """The method by the engine's own name, "none" for weights that stay unquantized; `limits` are
     its requirements."""
 
@@ -55,10 +55,10 @@ def resolve(
     capability: str | None,
     *,
     allow_deprecated: bool = False,
-) -> Resolved:
-    """user: --quantization, "" without it. Raises MethodRefused."""
+) -> ResolvedMethod:
+    """user: --quantization, "" without it. Raises MethodRefusalError."""
     if quant is None and not user:
-        return Resolved("none")
+        return ResolvedMethod("none")
     method = (
         _checkpoint_method(engine, quant, user, model_type, capability)
         if quant is not None
@@ -66,27 +66,27 @@ def resolve(
     )
     limits = engine.quantizations.get(method)
     if limits is None and not engine.quantizations:
-        return Resolved(method)
+        return ResolvedMethod(method)
     if limits is None:
         names = ", ".join(sorted(engine.quantizations))
-        raise MethodRefused(
+        raise MethodRefusalError(
             UNKNOWN,
             f"{engine.ref} has no quantization method {method[:80]}; it has {names}",
             f"profile {engine.ref}",
         )
-    if limits.deprecated and not allow_deprecated:
+    if limits.is_deprecated and not allow_deprecated:
         reason = (
             f"{engine.ref} refuses the quantization method {method}, which is deprecated, without"
             " --allow-deprecated-quantization"
         )
-        raise MethodRefused(DEPRECATION, reason, f"profile {engine.ref}")
+        raise MethodRefusalError(DEPRECATION, reason, f"profile {engine.ref}")
     if quant is None and limits.online is None:
         reason = (
             f"--quantization {method} needs weights that are quantized so, and config.json names no"
             " quantization"
         )
-        raise MethodRefused(ONLINE, reason, f"profile {engine.ref}")
-    return Resolved(
+        raise MethodRefusalError(ONLINE, reason, f"profile {engine.ref}")
+    return ResolvedMethod(
         method,
         limits
         if quant is not None or limits.online is None
@@ -94,21 +94,21 @@ def resolve(
     )
 
 
-def check(engine: Engine, resolution: Resolved, capability: str | None, dtype: str) -> None:
-    """The method takes this GPU and these activations. Raises MethodRefused."""
+def check(engine: Engine, resolution: ResolvedMethod, capability: str | None, dtype: str) -> None:
+    """The method takes this GPU and these activations. Raises MethodRefusalError."""
     method, limits, source = resolution.method, resolution.limits, f"profile {engine.ref}"
     if limits.min_capability and capability and float(capability) < float(limits.min_capability):
         reason = (
             f"the quantization method {method} of {engine.ref} needs compute capability"
             f" {limits.min_capability}, this GPU has {capability}"
         )
-        raise MethodRefused(CAPABILITY, reason, source)
+        raise MethodRefusalError(CAPABILITY, reason, source)
     if limits.dtypes and dtype not in limits.dtypes:
         reason = (
             f"the quantization method {method} of {engine.ref} takes {' and '.join(limits.dtypes)}"
             f" activations, not {dtype}"
         )
-        raise MethodRefused(DTYPE, reason, source, limits.dtypes)
+        raise MethodRefusalError(DTYPE, reason, source, limits.dtypes)
 
 
 def _checkpoint_method(
@@ -120,7 +120,7 @@ def _checkpoint_method(
             f"the weights are quantized with {method} by {quant.place}, which {engine.ref} reads"
             f" only with --quantization {method}: add `--arg quantization={method}`"
         )
-        raise MethodRefused(MISMATCH, reason, quant.place)
+        raise MethodRefusalError(MISMATCH, reason, quant.place)
     for rule in engine.method_rules:
         if not _holds(
             rule=rule,
@@ -136,8 +136,8 @@ def _checkpoint_method(
                 f"{engine.ref} refuses this checkpoint, whose method is {method[:80]}:"
                 f" {rule.refuses}"
             )
-            raise MethodRefused(MISMATCH, reason, rule.source)
-        if not rule.renames:
+            raise MethodRefusalError(MISMATCH, reason, rule.source)
+        if not rule.renames_method:
             return rule.method
         method = rule.method
     if user and user != method:
@@ -145,7 +145,7 @@ def _checkpoint_method(
             f"the checkpoint is quantized with {method[:80]}, which {engine.ref} does not load as"
             f" --quantization {user}"
         )
-        raise MethodRefused(MISMATCH, reason, f"profile {engine.ref}")
+        raise MethodRefusalError(MISMATCH, reason, f"profile {engine.ref}")
     return method
 
 
@@ -172,7 +172,7 @@ def _fits_checkpoint(rule: MethodRule, named_method: str, quant: Quant) -> bool:
     return (
         (not rule.checkpoints or named_method in rule.checkpoints)
         and (not rule.places or quant.place in rule.places)
-        and (rule.nested is None or rule.nested is quant.is_nested)
+        and (rule.is_nested is None or rule.is_nested is quant.is_nested)
     )
 
 
@@ -195,7 +195,9 @@ def _has_algorithms(rule: MethodRule, block: Mapping[str, Any]) -> bool:
 
 
 def _has_fields(rule: MethodRule, block: Mapping[str, Any]) -> bool:
-    if rule.unless and all(_has(block, names, values) for names, values in rule.unless.items()):
+    if rule.exceptions and all(
+        _has(block, names, values) for names, values in rule.exceptions.items()
+    ):
         return False
     return all(_has(block, names, values) for names, values in rule.fields.items())
 

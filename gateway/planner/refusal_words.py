@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.domain import Decision, Hardware, ModelForm, Promise, Rejected, WouldFit
+from gateway.domain import Decision, FitAdvice, Hardware, ModelForm, Promise, RejectedPlan
 from gateway.domain.plan import RAM
 from gateway.domain.units import gib, plural, sentence
 
@@ -23,11 +23,11 @@ def held_by(holders: Iterable[Promise], machine: Hardware) -> tuple[Promise, ...
     """The promises with the numbers of the GPUs, or RAM where there are none; the largest first."""
     numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
     sentences = []
-    for holder in sorted(holders, key=lambda holder: -sum(holder.gives.values())):
+    for holder in sorted(holders, key=lambda holder: -sum(holder.bytes_by_gpu.values())):
         parts = ", ".join(
             f"{gib(count)} of {'RAM' if uuid == RAM else f'GPU {numbers[uuid]}'}"
             for uuid, count in sorted(
-                holder.gives.items(), key=lambda item: numbers.get(item[0], 0)
+                holder.bytes_by_gpu.items(), key=lambda item: numbers.get(item[0], 0)
             )
             if uuid in numbers or (uuid == RAM and not numbers)
         )
@@ -50,18 +50,18 @@ def cause(decision: Decision) -> str:
     return sentence(nearest.reasons[0])
 
 
-def _distance(refusal: Rejected) -> int:
+def _distance(refusal: RejectedPlan) -> int:
     """How far a candidate was from a plan: memory is counted last."""
     if refusal.verdict == "no_memory":
         return 0
     return 2 + _EARLY_VERDICTS.index(refusal.verdict) if refusal.verdict in _EARLY_VERDICTS else 1
 
 
-def _exceeds_memory(fit: WouldFit) -> bool:
+def _exceeds_memory(fit: FitAdvice) -> bool:
     return bool(fit.weights_bytes) and fit.room_bytes < fit.weights_bytes
 
 
-def _memory_sentence(fit: WouldFit) -> str:
+def _memory_sentence(fit: FitAdvice) -> str:
     empty = fit.room_empty_bytes
     empty_words = f", and {gib(empty)} without the other models" if empty is not None else ""
     return (
@@ -82,7 +82,9 @@ def cure(decision: Decision) -> str:
         names = dict.fromkeys(promise.model for promise in decision.holders)
         stops = "; ".join(f"fitserve stop {name}" for name in names)
         advice = f"{holders_text}. Without that there is a plan: `{stops}`."
-        pinned_model = next((promise.model for promise in decision.holders if promise.pinned), "")
+        pinned_model = next(
+            (promise.model for promise in decision.holders if promise.is_pinned), ""
+        )
         if not pinned_model:
             return advice
         return (
@@ -110,7 +112,7 @@ def refusal_lines(decision: Decision) -> list[str]:
 
 def _form_words(form: ModelForm) -> str:
     device_words = f"on {plural(form.gpus, 'GPU')}" if form.gpus else "on the CPU"
-    name = f"{form.source} ({form.what})" if form.source else form.what
+    name = f"{form.source} ({form.quantization})" if form.source else form.quantization
     return (
         f"{name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context,"
         f" {form.engine} {device_words}"

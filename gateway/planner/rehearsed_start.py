@@ -31,7 +31,7 @@ _LIMITS = {
 }
 
 
-def start_of(plan: Plan) -> StartSettings:
+def build_start_settings(plan: Plan) -> StartSettings:
     """The start of the plan, as an inquiry can rehearse it: other files are not there."""
     argv = (word for word in plan.argv if not word.startswith(_FILE_FLAGS))
     return StartSettings(argv=tuple(sorted(argv)), kv_bytes=plan.memory.kv_bytes)
@@ -45,10 +45,16 @@ def start_refusal(plan: Plan, answer: EngineAnswer) -> str:
     start = answer.start
     if start is None or not start.refused:
         return ""
-    is_same_start = start.asked is not None and start.asked.argv == start_of(plan).argv
-    if (start.crashed or start.stage in _SIZE_STAGES) and not is_same_start:
+    is_same_start = (
+        start.settings is not None and start.settings.argv == build_start_settings(plan).argv
+    )
+    if (start.has_crashed or start.stage in _SIZE_STAGES) and not is_same_start:
         return ""
-    return f"{start.refused} at {start.place}. {_CRASH_HINT}" if start.crashed else start.refused
+    return (
+        f"{start.refused} at {start.location}. {_CRASH_HINT}"
+        if start.has_crashed
+        else start.refused
+    )
 
 
 def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
@@ -58,10 +64,10 @@ def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
     its sizes. An engine that rehearses nothing leaves nothing to prove.
     """
     start = answer.start
-    if start is None or start.asked is None:
+    if start is None or start.settings is None:
         return True
-    limits, other_words = _settings(start_of(plan).argv)
-    max_values, other_settings = _settings(start.asked.argv)
+    limits, other_words = _settings(build_start_settings(plan).argv)
+    max_values, other_settings = _settings(start.settings.argv)
     if start.refused:
         return (limits, other_words) == (max_values, other_settings)
     return other_words == other_settings and all(
@@ -77,7 +83,7 @@ def missing_stages(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
         word.partition("=")[0] for word in plan.argv if word.startswith(_FILE_FLAGS)
     )
     later_stages = ("pipeline stages after the first",) if plan.pipeline_parallel.value > 1 else ()
-    return (*answer.start.left_out, *later_stages, *(f"{name}: its file" for name in files))
+    return (*answer.start.skipped_steps, *later_stages, *(f"{name}: its file" for name in files))
 
 
 def _settings(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:

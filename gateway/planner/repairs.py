@@ -15,7 +15,7 @@ from dataclasses import replace
 from gateway.domain import Engine
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.candidate import EngineRules
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.variant import Variant
 
 # A trait of engine versions that hold all weights in 16 bits before they quantize the first:
@@ -31,7 +31,7 @@ class _RefusedVariant(FrozenRecord, frozen=True):
     """A refused variant of one engine version, and the flags that the user set."""
 
     variant: Variant
-    refusal: Refused
+    refusal: RefusalError
     engine: Engine
     rules: EngineRules
     max_gpus: int
@@ -55,7 +55,7 @@ class _RefusedVariant(FrozenRecord, frozen=True):
 
 def repairs(
     variant: Variant,
-    refusal: Refused,
+    refusal: RefusalError,
     engine: Engine,
     rules: EngineRules,
     max_gpus: int,
@@ -111,7 +111,7 @@ def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
             refused_variant.engine,
             refused_variant.rules,
             args,
-            experts=experts,
+            has_experts=experts,
             reason=reason,
         )
     divided = (
@@ -214,7 +214,7 @@ def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
             f"fewer demands, because memory ran out without this: {reason}",
             "fact",
         )
-    if refusal.cache:
+    if refusal.may_shrink_cache:
         yield from _half_cache(
             variant, engine, args, f"the context asked for does not fit otherwise: {reason}"
         )
@@ -317,7 +317,7 @@ def _half_cache(
         yield variant.add_change("kv_dtype", half, reason, "memory model")
 
 
-def _stages(refusal: Refused, max_stages: int) -> list[int]:
+def _stages(refusal: RefusalError, max_stages: int) -> list[int]:
     """The numbers of stages worth a look: the least that could hold the weights, one more for
     memory besides them, and all GPUs."""
     memory = refusal.evidence.memory
@@ -330,7 +330,7 @@ def _stages(refusal: Refused, max_stages: int) -> list[int]:
     )
 
 
-def _is_near(refusal: Refused) -> bool:
+def _is_near(refusal: RefusalError) -> bool:
     """Whether the weights have room, so that less memory for other things may help. After a start
     that took too much, "conservative" is the smaller variant."""
     memory = refusal.evidence.memory
@@ -357,39 +357,41 @@ def _other_kernel(
     rules: EngineRules,
     args: Collection[str],
     *,
-    experts: bool,
+    has_experts: bool,
     reason: str,
 ) -> Iterator[Variant]:
     """The variant without this kernel, by the flags and variables that the engine version has for
     that."""
     if not rules.has_rules:
         return
-    can_disable = not experts and "VLLM_DISABLED_KERNELS" in engine.user_env
+    can_disable = not has_experts and "VLLM_DISABLED_KERNELS" in engine.user_env
     if can_disable and kernel not in variant.disabled:
         # Where that leaves a layer without a kernel, or the engine ignores it, its refusal
         # leads here again.
         disabled = (*variant.disabled, kernel)
         yield variant.add_change("disabled", disabled, f"{kernel} is left out: {reason}", "fact")
         return
-    flag = "moe-backend" if experts else "linear-backend"
+    flag = "moe-backend" if has_experts else "linear-backend"
     option = engine.flags.get(engine.spelling.get(flag, flag))
     if flag in args or option is None or variant.backend(flag):
         return
-    for name in _backends_without_kernel(option.choices or (), kernel, rules, experts=experts):
+    for name in _backends_without_kernel(
+        option.choices or (), kernel, rules, has_experts=has_experts
+    ):
         backends = (*variant.backends, (flag, name))
         yield variant.add_change("backends", backends, f"{kernel} is passed over: {reason}", "fact")
 
 
 def _backends_without_kernel(
-    choices: Iterable[str], kernel: str, rules: EngineRules, *, experts: bool
+    choices: Iterable[str], kernel: str, rules: EngineRules, *, has_experts: bool
 ) -> Iterator[str]:
     """The choices of a backend flag that do not take this kernel."""
     kernels_by_backend = rules.linear.backends if rules.linear else {}
     # The rules of experts describe those backends only that some quantization method can be forced
     # to take.
     forced_backends = (
-        {name for method in rules.moe.methods for name in method.forced}
-        if experts and rules.moe
+        {name for method in rules.moe.methods for name in method.backends_by_flag}
+        if has_experts and rules.moe
         else None
     )
     for name in choices:

@@ -19,7 +19,7 @@ UNCERTAINTY_PARTS = 20
 
 def context_limit(spec: ModelSpec, wish: Wish) -> int:
     """The longest context in tokens that model and user allow."""
-    if spec.open_limit:
+    if spec.has_open_limit:
         return wish.most_context or spec.max_position
     return min(spec.max_position, wish.most_context or spec.max_position)
 

@@ -13,7 +13,7 @@ from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.choice import GRAPHS_ARE_FASTER
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
-from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, VariantEvidence
 from gateway.engines.common.speed.expectation import ANSWER_TOKENS, PROMPT_TOKENS
 from gateway.engines.common.speed.objective import concurrency
 from gateway.models.workload import Workload
@@ -44,16 +44,16 @@ _SHARE = "gpu-memory-utilization"
 
 def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     """The sizes of a plan: within the engine's usual share, or within all free memory where the
-    share holds too little context. Raises Refused, whose evidence has the missing memory."""
+    share holds too little context. Raises RefusalError, whose evidence has the missing memory."""
     if candidate.stage_candidates:
         return _stage_sizes(candidate, batch)
-    footprint = _footprint_of(candidate, batch)
+    footprint = _compute_footprint(candidate, batch)
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     sizes_found, refusal = None, None
     for limit, limit_cap in _limits(footprint, batch):
         try:
             sizes_in_limit = _sizes_within(footprint, batch, limit)
-        except Refused as error:
+        except RefusalError as error:
             refusal = error
             continue
         cap = limit_cap or _cap_beside_others(candidate, sizes_in_limit.memory)
@@ -111,7 +111,7 @@ def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     if not (sharing.promises or sharing.cap) or not _chooses_memory(candidate):
         return ()
     uuids, cap = {gpu.uuid for gpu in candidate.gpus}, sharing.cap
-    names = {holder.model for holder in sharing.promises if uuids & holder.gives.keys()}
+    names = {holder.model for holder in sharing.promises if uuids & holder.bytes_by_gpu.keys()}
     return tuple(sorted(names.union(cap.models if cap is not None else ())))
 
 
@@ -142,7 +142,7 @@ def _limit_budget(footprint: Footprint, budget: Budget, cap: Cap) -> Budget:
 
 
 def _former_budget(footprint: Footprint, budget: Budget, restored: Plan) -> Budget:
-    """The former budget, to the byte. Raises Refused if others have some of it.
+    """The former budget, to the byte. Raises RefusalError if others have some of it.
 
     A share is rounded from a size that differs a little at each reading. Another variant, with more
     or less outside its budget, gets no more in all.
@@ -153,7 +153,9 @@ def _former_budget(footprint: Footprint, budget: Budget, restored: Plan) -> Budg
     free_bytes = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
     if free_bytes < bytes_per_gpu:
         reason = f"it had {gib(bytes_per_gpu)} of each GPU, and {gib(free_bytes)} are available"
-        raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
+        raise RefusalError(
+            "no_memory", reason, "claims of other models", evidence=candidate.evidence
+        )
     # The former number of requests may be lower than the batch's: states limit it.
     load = footprint.load._replace(seqs=restored.max_num_seqs.value)
     beside_bytes = rules.divide_budget(footprint.evolve(load=load), 0).beside_bytes
@@ -212,21 +214,21 @@ def _comfortable_tokens(candidate: Candidate) -> int:
 
 
 def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
-    """The sizes of unequal stages: each takes the same part of its GPU. Raises Refused.
+    """The sizes of unequal stages: each takes the same part of its GPU. Raises RefusalError.
 
     The stage with room for the fewest tokens decides: engines keep the same tokens on every rank
     (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
     """
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     footprints = [
-        _footprint_of(stage_candidate, batch) for stage_candidate in candidate.stage_candidates
+        _compute_footprint(stage_candidate, batch) for stage_candidate in candidate.stage_candidates
     ]
     budgets = _stage_budgets(candidate, footprints, batch)
     best_sizes: Sizes | None = None
     for budget, cap in budgets:
         try:
             stage_sizes = _sizes_of_narrowest_stage(candidate, footprints, batch, budget)
-        except Refused:
+        except RefusalError:
             if budget is budgets[-1][0] and best_sizes is None:
                 raise
             continue
@@ -275,7 +277,7 @@ def _sizes_of_narrowest_stage(
 ) -> Sizes:
     """The sizes of the stage with room for the fewest tokens, with the smallest batch of all.
 
-    Raises Refused if a stage does not fit.
+    Raises RefusalError if a stage does not fit.
     """
     context = _comfortable_tokens(candidate)
     stages = [
@@ -304,12 +306,12 @@ def _stage_bytes(footprint: Footprint, budget: Budget, context: int) -> int:
 
 
 def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
-    """The sizes within this budget. Raises Refused."""
+    """The sizes within this budget. Raises RefusalError."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
     seqs, state_warning = stateful_requests(footprint, batch.seqs, budget.bytes)
     if seqs is not batch.seqs:
         batch = batch._replace(seqs=seqs)
-        footprint = _footprint_of(candidate, batch)
+        footprint = _compute_footprint(candidate, batch)
     scope = candidate.scope | {"budget": budget.limit_text}
     estimate = rules.divide_budget(footprint, budget.bytes)
     memory = _correct_memory(footprint, estimate, batch)
@@ -326,7 +328,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
                 f" ({budget.limit_text})"
             )
         reason = f"{gib(used_bytes)} {verb_text} besides the KV cache, {available_words}"
-        raise Refused(
+        raise RefusalError(
             "no_memory", reason, "fact" if is_learned else "memory model", evidence=evidence
         )
     states = footprint.cache.states(memory.kv_bytes)
@@ -336,7 +338,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
             f"{states} state blocks fit into {gib(memory.kv_bytes)} of KV cache, and one request"
             f" takes {per_request}"
         )
-        raise Refused("no_memory", reason, "memory model", evidence=evidence)
+        raise RefusalError("no_memory", reason, "memory model", evidence=evidence)
     context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
     if memory.kv_bytes:
         requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
@@ -357,7 +359,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
     )
 
 
-def _footprint_of(candidate: Candidate, batch: Batch) -> Footprint:
+def _compute_footprint(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
     load = Workload(
@@ -369,7 +371,7 @@ def _footprint_of(candidate: Candidate, batch: Batch) -> Footprint:
         runner=runner,
         # uniform_decode_query_len in vllm/config/vllm.py.
         query=1 + candidate.speculation.draft_tokens,
-        drafts=bool(candidate.speculation.groups),
+        has_drafter=bool(candidate.speculation.groups),
     )
     resident = candidate.weights_bytes() + candidate.adapter_bytes + candidate.kept_bytes
     return Footprint(candidate, resident, candidate.cache, load)
@@ -422,11 +424,11 @@ def _context(
     spec, wish = candidate.inputs.spec, candidate.inputs.wish
     limit = context_limit(spec, wish)
     user_context = int(candidate.args.get("max-model-len", 0))
-    if user_context > spec.max_position and not spec.open_limit:
+    if user_context > spec.max_position and not spec.has_open_limit:
         flag = candidate.engine.spelling.get("max-model-len", "max-model-len")
         model_limit = f"the model's own limit is {spec.max_position} tokens"
         reason = f"--{flag} {user_context} was set, and {model_limit}"
-        raise Refused("bad_flag", reason, _limit_source(candidate), evidence=evidence)
+        raise RefusalError("bad_flag", reason, _limit_source(candidate), evidence=evidence)
     longest_context = footprint.cache.largest(
         kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, user_context)
     )
@@ -437,12 +439,14 @@ def _context(
     if user_context:
         if user_context > fits:
             reason = f"--max-model-len {user_context} was set, and the KV cache holds {fits} tokens"
-            raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
+            raise RefusalError(
+                "no_memory", reason, source, may_shrink_cache=True, evidence=evidence
+            )
         return int_choice(user_context, "set by the user", "user"), ()
     context, least_context = min(limit, fits), wish.least_context or 1
     if context < least_context:
         reason = f"a context of {least_context} tokens was asked for, and {context} fit"
-        raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
+        raise RefusalError("no_memory", reason, source, may_shrink_cache=True, evidence=evidence)
     if fits >= limit:
         excess_words = (
             f"A context of {wish.max_context} tokens was asked for, and the model's own limit is"
@@ -451,7 +455,7 @@ def _context(
         exceeds_limit = wish.max_context is not None and wish.max_context > limit
         if limit != spec.max_position:
             return int_choice(context, "the most that was asked for", "user"), ()
-        origin = "an assumed" if spec.open_limit else "the model's own"
+        origin = "an assumed" if spec.has_open_limit else "the model's own"
         limit_text = f"{origin} limit is {limit}"
         return int_choice(context, limit_text, _limit_source(candidate)), (
             excess_words,
@@ -473,7 +477,7 @@ def _context(
 # --- batch ---
 
 
-def batch_of(candidate: Candidate) -> Batch:
+def choose_batch(candidate: Candidate) -> Batch:
     """The engine's own defaults where no option is set: its authors measured them."""
     seqs = _size_choice(candidate, "max-num-seqs", *candidate.rules.default_seqs(candidate))
     tokens = _size_choice(

@@ -70,7 +70,7 @@ class PlacedEngine(FrozenRecord, frozen=True):
     phase: "loading" before its KV cache exists; "capturing_graphs" while graphs and workspaces are
         made; "settled" once its memory no longer changes; "stopping" once it was ordered to stop.
     phase_since: begin of the phase, in seconds.
-    measures: a start that has imported its code, and so reads the memory of its GPUs.
+    is_measuring: a start that has imported its code, and so reads the memory of its GPUs.
     is_proved: it has generated tokens.
     is_sized: its KV cache was given in bytes.
     """
@@ -81,7 +81,7 @@ class PlacedEngine(FrozenRecord, frozen=True):
     shape: str
     phase: EnginePhase
     phase_since: float = 0.0
-    measures: bool = True
+    is_measuring: bool = True
     is_proved: bool = False
     is_sized: bool = False
 
@@ -103,7 +103,7 @@ class PendingStart(FrozenRecord, frozen=True):
     is_sized: bool = False
 
 
-class Blocked(FrozenRecord, frozen=True):
+class StartObstacle(FrozenRecord, frozen=True):
     """The model that a start waits for, its activity, and the GPU; None: any GPU."""
 
     model: str
@@ -111,7 +111,7 @@ class Blocked(FrozenRecord, frozen=True):
     gpu: str | None = None
 
 
-def start_of(attempt: Attempt, *, is_sized: bool = False) -> PendingStart:
+def build_pending_start(attempt: Attempt, *, is_sized: bool = False) -> PendingStart:
     """The start of an attempt, in the order of attempts: the longest wait is first.
 
     After a boot the oldest model is first.
@@ -168,7 +168,7 @@ def start_block(
     running_engines: Iterable[PlacedEngine],
     time_s: float,
     limit_s: float,
-) -> Blocked | None:
+) -> StartObstacle | None:
     """Why the start has to wait, at `time_s`. An engine that loads or ends for limit_s no longer
     blocks."""
     neighbours = [
@@ -182,7 +182,7 @@ def start_block(
         if engine.phase in _HARMLESS_PHASES or side_by_side:
             continue
         if shared_uuids := engine.gpus & start.gpus:
-            return Blocked(engine.model, _ACTIVITIES[engine.phase], min(shared_uuids))
+            return StartObstacle(engine.model, _ACTIVITIES[engine.phase], min(shared_uuids))
     # The first of several copies proves the plan, so a plan that fails, fails once.
     copies = [
         copy
@@ -190,14 +190,14 @@ def start_block(
         if (copy.model, copy.shape) == (start.model, start.shape) and copy.phase != "stopping"
     ]
     if copies and not start.is_proved and not any(copy.is_proved for copy in copies):
-        return Blocked(start.model, "is started for the first time with this plan")
+        return StartObstacle(start.model, "is started for the first time with this plan")
     for earlier_start in sorted(waiting_starts, key=lambda start: start.order):
         if earlier_start.order >= start.order:
             break
         if earlier_start.is_sized and start.is_sized:
             continue
         if shared_uuids := earlier_start.gpus & start.gpus:
-            return Blocked(earlier_start.model, "starts first", min(shared_uuids))
+            return StartObstacle(earlier_start.model, "starts first", min(shared_uuids))
     return None
 
 
@@ -226,7 +226,7 @@ def disturbances(
         activity = _ACTIVITIES[phase] if phase is not None else "came to its end"
         neighbours = {name for uuid in engine.gpus for name in names_by_gpu.get(uuid, ())}
         for neighbour in (new_by_name[name] for name in sorted(neighbours - {instance})):
-            is_disturbed = (neighbour.measures or not is_small) and not (
+            is_disturbed = (neighbour.is_measuring or not is_small) and not (
                 neighbour.is_sized and engine.is_sized
             )
             if is_disturbed:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gateway.domain import Choice, int_choice
 from gateway.domain.units import gib, plural
 from gateway.engines.common.candidate import Footprint
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 
 # The size of a KV cache is an estimate. The estimate lacks this part of the memory that the rest
 # may need beyond its own estimate. In 33 measured starts, all on _MEASURED_CAPABILITIES, it lacked
@@ -61,7 +61,7 @@ def stateful_requests(
 ) -> tuple[Choice[int], str]:
     """The concurrent requests, `limit` at most, and a warning if the user asked for more; "".
 
-    Raises Refused where the engine would end for this many.
+    Raises RefusalError where the engine would end for this many.
     """
     estimate = _estimate_states(footprint, budget_bytes)
     if estimate is None or limit.value <= estimate.requests:
@@ -73,7 +73,7 @@ def stateful_requests(
         candidate = footprint.candidate
         if limit.value > estimate.max_count and _ends_beyond_states(footprint):
             memory = candidate.rules.divide_budget(footprint, budget_bytes)
-            raise Refused(
+            raise RefusalError(
                 "no_memory",
                 f"{excess_words}, and the engine starts with no more",
                 "memory model",

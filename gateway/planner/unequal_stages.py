@@ -7,9 +7,9 @@ from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.layers.stages import parts_of_every_stage, stage_model
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.speed.machine import machine_of
+from gateway.engines.common.speed.machine import build_machine
 from gateway.engines.common.variant import Variant
-from gateway.planner.parallel import dealt_layers
+from gateway.planner.parallel import layers_per_stage
 
 
 def unequal_stages(
@@ -46,12 +46,12 @@ def unequal_stages(
     kv_bytes = memory.kv_bytes_per_token * context / -(-layers // variant.pp)
     layer_bytes = weights / layers + kv_bytes
     divisions = {
-        dealt_layers(layers, free_bytes, [layers] * len(free_bytes)): "by what each GPU holds"
+        layers_per_stage(layers, free_bytes, [layers] * len(free_bytes)): "by what each GPU holds"
     }
     speeds = _memory_speeds(inputs, gpus)
     if speeds and min(speeds) > 0:
         limits = [size / layer_bytes for size in free_bytes]
-        divisions.setdefault(dealt_layers(layers, speeds, limits), "by how fast each GPU is")
+        divisions.setdefault(layers_per_stage(layers, speeds, limits), "by how fast each GPU is")
     names = " and ".join(gpu.name for gpu in gpus)
     return [
         variant.add_change(
@@ -67,10 +67,12 @@ def unequal_stages(
 
 def _memory_speeds(inputs: PlanningInput, gpus: list[Gpu]) -> list[float]:
     """Bytes per second of each GPU's memory, 0 where unknown; empty: no speeds are known."""
-    if inputs.pace is None:
+    if inputs.speed_knowledge is None:
         return []
     machines = (
-        machine_of((gpu,), inputs.links, inputs.pace, inputs.measurements, has_direct_links=True)
+        build_machine(
+            (gpu,), inputs.links, inputs.speed_knowledge, inputs.measurements, has_direct_links=True
+        )
         for gpu in gpus
     )
     return [machine.memory if machine else 0.0 for machine in machines]

@@ -20,17 +20,22 @@ from gateway.domain import (
     LayerKernel,
     Memory,
     Plan,
-    Rejected,
+    RejectedPlan,
     RuleGap,
     Scalar,
 )
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.refusal import Refused
-from gateway.engines.common.span import Span
+from gateway.engines.common.refusal import RefusalError
+from gateway.engines.common.span import NodeSpan
 from gateway.engines.common.speed.expectation import ANSWER_TOKENS, PROMPT_TOKENS
 from gateway.engines.common.speed.objective import concurrency
-from gateway.engines.common.variant import Layouts, Variant, given_up, plain
+from gateway.engines.common.variant import (
+    Layouts,
+    Variant,
+    apply_former_concessions,
+    plain_variants,
+)
 from gateway.models.spec import pipeline_layers
 from gateway.planner.flags import canonical
 from gateway.planner.gates.gpu_gates import gate_driver
@@ -106,7 +111,7 @@ class Search:
         )
         self._planner = VariantPlanner(kernels)
         self.plans: list[Plan] = []
-        self.rejections: list[Rejected] = []
+        self.rejections: list[RejectedPlan] = []
 
         wish, gpus = inputs.wish, len(inputs.hardware.gpus)
         self._max_gpus = min(gpus, wish.gpus) if isinstance(wish.gpus, int) else gpus
@@ -144,7 +149,7 @@ class Search:
             self._planner.check_model(first[0])
             gate_driver(self.inputs, self.engine)
             gate_media(self.inputs, self.engine, self.rules)
-        except Refused as refusal:
+        except RefusalError as refusal:
             self.rejections.append(rejection(self.engine, first[0], refusal))
             return
         self._queue = _VariantQueue(first)
@@ -154,7 +159,7 @@ class Search:
                 break
             try:
                 plan = self._planner.plan(variant)
-            except Refused as refusal:
+            except RefusalError as refusal:
                 self._queue.add(self._follow_refusal(variant, refusal))
             else:
                 self._queue.add(self._follow_plan(variant, plan))
@@ -170,7 +175,7 @@ class Search:
         if not self.rules.grouped_refusal(inputs.spec, engine):
             sufficient = partial(sufficient_ranks, inputs.spec.attention)
         variants = [
-            *plain(
+            *plain_variants(
                 engine,
                 Layouts(self._max_gpus, sufficient, self.rules.counts_groups),
                 self.canonical,
@@ -185,11 +190,13 @@ class Search:
             return variants
         size = restored.tensor_parallel.value, restored.data_parallel.value
         former_variants = [
-            given_up(variant, restored) for variant in variants if (variant.tp, variant.dp) == size
+            apply_former_concessions(variant, restored)
+            for variant in variants
+            if (variant.tp, variant.dp) == size
         ]
         return list(dict.fromkeys([*former_variants, *variants]))
 
-    def _node_variants(self, span: Span, basis: Variant) -> Iterator[Variant]:
+    def _node_variants(self, span: NodeSpan, basis: Variant) -> Iterator[Variant]:
         """The variants whose ranks are on all nodes of the span, with the user's sizes."""
         wish, flags = self.inputs.wish, self.canonical
         tp = flags.get("tensor-parallel-size", wish.tensor_parallel)
@@ -240,7 +247,7 @@ class Search:
         self._reached.update(dict.fromkeys(changed_variants, max(reach, former_reach)))
         return changed_variants
 
-    def _follow_refusal(self, variant: Variant, refusal: Refused) -> list[Variant]:
+    def _follow_refusal(self, variant: Variant, refusal: RefusalError) -> list[Variant]:
         """Keep the refusal of an unchanged variant; the variants that may cure it."""
         evidence, engine, gpus = refusal.evidence, self.engine, self._max_gpus
         if self._has_same_kernels(variant, evidence.kernels, evidence.attention):
@@ -301,7 +308,7 @@ class Search:
         )
         return bool(kernel_rows) and self._first_by_kernels.setdefault(key, variant) != variant
 
-    def _unquantized_cache(self, variant: Variant, refusal: Refused) -> list[Variant]:
+    def _unquantized_cache(self, variant: Variant, refusal: RefusalError) -> list[Variant]:
         """The variant with a KV cache in the dtype of the activations.
 
         Only if no backend takes the dtype that the checkpoint declares, and the engine's flag wins.
@@ -354,10 +361,10 @@ class Search:
             self.plans[index] = plan
 
 
-def rejection(engine: Engine, variant: Variant, refusal: Refused) -> Rejected:
+def rejection(engine: Engine, variant: Variant, refusal: RefusalError) -> RejectedPlan:
     """The refusal of a variant, as decisions show it."""
     evidence = refusal.evidence
-    return Rejected(
+    return RejectedPlan(
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         tensor_parallel=variant.tp,
         pipeline_parallel=variant.pp,

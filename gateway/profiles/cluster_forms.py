@@ -26,7 +26,7 @@ _RDMA = {"roce": "roce", "infiniband": "infiniband", "tcp": "none"}
 _UNITS = {"g": 1e9, "m": 1e6, "us": 1e-6, "ms": 1e-3}
 
 
-def machines_of(form: str, snapshot: Callable[[str], Hardware | None]) -> list[Hardware] | None:
+def read_machines(form: str, snapshot: Callable[[str], Hardware | None]) -> list[Hardware] | None:
     """The machines of a form; None: the text has another form. Raises BadRequest, NotFound.
 
     snapshot: a function that reads a snapshot by name; its None means that none exists.
@@ -56,7 +56,7 @@ def machines_of(form: str, snapshot: Callable[[str], Hardware | None]) -> list[H
     return machines
 
 
-def cluster_of(machines: list[Hardware], network: Network) -> Cluster:
+def build_cluster(machines: list[Hardware], network: Network) -> Cluster:
     """The cluster of these machines, as node-1, node-2 and so on."""
     nodes = []
     for number, machine in enumerate(machines, start=1):
@@ -65,7 +65,7 @@ def cluster_of(machines: list[Hardware], network: Network) -> Cluster:
     return Cluster(nodes=tuple(nodes), network=network)
 
 
-def network_of(text: str) -> Network:
+def parse_network(text: str) -> Network:
     """The network of `200gbit,2us,roce`; a missing part is unknown. Raises BadRequest."""
     fields: dict[str, Any] = {}
     for part in text.split(","):

@@ -32,7 +32,7 @@ def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardw
     Raises BadRequest for several cards of which one shares its memory with the host.
     """
     cards = [term.card for term in terms for _ in range(term.count)]
-    if len(cards) > 1 and any(card.unified for card in cards):
+    if len(cards) > 1 and any(card.has_unified_memory for card in cards):
         raise BadRequest(
             f"{name} is not a machine: a GPU that shares the host's memory is the only one there.",
             hint="Several machines are written 2xgb10, or (gb10)+(4x3090).",
@@ -68,7 +68,7 @@ def _composed_gpus(
     """The GPUs of a machine of this name, as known machines have them, and notes on estimates."""
     known_gpus = {gpu.name: gpu for machine in machines for gpu in machine.gpus}
     gpus = tuple(
-        (known_gpus.get(card.name) or gpu_of(card)).evolve(
+        (known_gpus.get(card.name) or build_gpu(card)).evolve(
             index=index, uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{name}/{index}')}"
         )
         for index, card in enumerate(cards)
@@ -135,7 +135,7 @@ def _similar_machine(cards: Sequence[Card], machines: Sequence[Hardware]) -> Har
     return next(iter(large_machines), similar_machines[-1] if similar_machines else None)
 
 
-def gpu_of(card: Card, lanes: int | None = None) -> Gpu:
+def build_gpu(card: Card, lanes: int | None = None) -> Gpu:
     """A GPU of this card without a place in a machine. lanes: of PCIe, where the slot has fewer
     than the card."""
     if card.pcie_lanes is not None:

@@ -43,7 +43,7 @@ class Term(Value):
     alternatives: tuple[str, ...] = ()
 
 
-def terms_of(
+def parse_terms(
     text: str, cards: Sequence[Card], preference: Callable[[Card], int]
 ) -> tuple[Term, ...] | None:
     """The cards of a machine's name; None: a term names no card of the table.

@@ -57,14 +57,15 @@ class ProfileTables:
         network: the network between its nodes; None: unknown, or as in the file. Raises BadRequest,
             NotFound.
         """
-        from gateway.profiles.cluster_forms import cluster_of, machines_of  # not for one machine
+        # The import is not needed for one machine.
+        from gateway.profiles.cluster_forms import build_cluster, read_machines
 
         if "/" in name or name.endswith(".json"):
             return self._cluster_file(Path(name).expanduser(), network)
         if self._snapshot(name) is not None:
             return None
-        machines = machines_of(name, self._machine)
-        return cluster_of(machines, network or Network()) if machines else None
+        machines = read_machines(name, self._machine)
+        return build_cluster(machines, network or Network()) if machines else None
 
     def _cluster_file(self, path: Path, network: Network | None) -> Cluster | None:
         try:
@@ -117,12 +118,12 @@ class ProfileTables:
         if path := self._snapshot(name):
             return self._hardware_file(path)
         from gateway.profiles.machine_composition import composed_machine, other_meanings
-        from gateway.profiles.machine_names import terms_of
+        from gateway.profiles.machine_names import parse_terms
 
         paths = [self._snapshot(stem) for stem in self.snapshot_names()]
         machines = [self._hardware_file(path) for path in paths if path]
         counts = Counter(gpu.name for machine in machines for gpu in machine.gpus)
-        terms = terms_of(name, self.card_table.cards, lambda card: counts[card.name])
+        terms = parse_terms(name, self.card_table.cards, lambda card: counts[card.name])
         if terms is None:
             return None
         cards = sorted(term.card.name for term in terms for _ in range(term.count))
@@ -232,12 +233,12 @@ class ProfileTables:
         from gateway.diagnosis.signature import (
             Circumstance,
             ComponentFolder,
+            ConditionalSteps,
             EndingLine,
             EnginePackages,
             Feature,
             FrameMark,
             ImportName,
-            Lever,
             ProgressLine,
             Remedy,
             StructuralSignature,
@@ -250,7 +251,7 @@ class ProfileTables:
             structures=self._failure_rows("structures.yaml", StructuralSignature),
             cures=CureRows(
                 remedies=self._failure_rows("remedies.yaml", Remedy),
-                levers=self._failure_rows("levers.yaml", Lever),
+                levers=self._failure_rows("levers.yaml", ConditionalSteps),
                 circumstances=self._failure_rows("circumstances.yaml", Circumstance),
                 versions=self._versions(),
                 names=cache(self._names_by_version),

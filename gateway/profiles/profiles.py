@@ -352,7 +352,8 @@ class Profiles(ProfileTables):
                 )
             return [self.engine_in_image(EngineRef(kind=kind, version=version, image=image))]
         return self.engines(
-            names, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu"
+            names,
+            device="cuda" if any(gpu.reservation_reason is None for gpu in machine.gpus) else "cpu",
         )
 
     def references(self, device: str) -> list[EngineRef]:

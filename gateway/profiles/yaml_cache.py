@@ -58,10 +58,10 @@ class Documents:
                         return documents
         documents = list(islice(_parse(path), limit))
         if self._cache is not None:
-            self._keep(name, [*stamp, documents])
+            self._store(name, [*stamp, documents])
         return documents
 
-    def _keep(self, name: str, entry: list[Any]) -> None:
+    def _store(self, name: str, entry: list[Any]) -> None:
         """Documents that MessagePack would change (a date) are left out."""
         with suppress(TypeError, ValueError, RecursionError):
             text = msgspec.msgpack.encode(entry)

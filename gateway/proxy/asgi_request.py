@@ -93,7 +93,7 @@ class AsgiRequest(RequestResponseCycle):
                 name == b"expect" and value.lower() == b"100-continue" for name, value in headers
             ),
             keep_alive=keep_alive,
-            on_response=self._end_turn,
+            on_response=self._finish_turn,
         )
         self.id = id_
         self.is_whole = False
@@ -124,13 +124,13 @@ class AsgiRequest(RequestResponseCycle):
         """Bytes of the body that arrived."""
         return self._received_bytes
 
-    def keep_body(self) -> None:
+    def buffer_body(self) -> None:
         """Count the body, which uvicorn or FastAPI keeps."""
         if self.is_file:
             return
         if self._received_bytes > SMALL_BYTES and not self.response_complete:
             self.is_in_budget = True
-            self._budget.keep(self, self._received_bytes)
+            self._budget.add(self, self._received_bytes)
 
     def takes_more_bytes(self) -> bool:
         """Always True, because FastAPI takes all pieces and its bodies are small. Raises Busy."""
@@ -141,7 +141,7 @@ class AsgiRequest(RequestResponseCycle):
             and self._budget.is_crowded(self.account)
         ):
             raise full_budget_error()
-        self.keep_body()
+        self.buffer_body()
         return True
 
     def release_body(self) -> None:
@@ -234,7 +234,7 @@ class AsgiRequest(RequestResponseCycle):
         if not self.response_complete and not self.disconnected:
             self._connection.abort_answer(self)
 
-    def _end_turn(self) -> None:
+    def _finish_turn(self) -> None:
         self.release_body()
         if not self.disconnected:
-            self._connection.end_turn(self)
+            self._connection.finish_turn(self)

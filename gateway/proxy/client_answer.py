@@ -119,7 +119,7 @@ class ClientAnswer:
         """Whether the engine's events are passed on."""
         return self.has_events and self._buffered is None
 
-    def begin(self, upstream: UpstreamConnection, *, keep_alive: bool) -> bool:
+    def start(self, upstream: UpstreamConnection, *, keep_alive: bool) -> bool:
         """Write the head for the client before the body. `keep_alive` without this answer, and the
         result with it: whether the connection may serve another request."""
         self.withholds_head = False

@@ -120,7 +120,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._pending_refusal = b""  # a refusal, written after the answers before it
         self._unsent = memoryview(b"")  # the rest of a list of models
         self.deadline = math.inf
-        self._stall: limits.Stall | None = None
+        self._stall: limits.ClientProgress | None = None
         self.is_discarding = False  # further bytes are discarded
         # The body being read waits for memory, for a replica, or for its reader.
         self._is_upload_paused = False
@@ -129,7 +129,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         # a TLS handshake has already admitted the connection
         self.admission: limits.Admission | None = None
 
-    def twin(self) -> ClientConnection:
+    def inner_connection(self) -> ClientConnection:
         """A connection for a request that the gateway makes in this client's name."""
         connection = ClientConnection(
             self.plane, self.config, self.server_state, self.app_state, self._loop
@@ -214,7 +214,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._stall is not None
 
     def pause_writing(self) -> None:
-        self._stall = limits.Stall(self.transport, self._loop.time())
+        self._stall = limits.ClientProgress(self.transport, self._loop.time())
         self._update_reading()
         if self._current_exchange is not None:
             self._current_exchange.pause()
@@ -245,7 +245,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_busy():
             self._turns.append(request)
         else:
-            self._begin_request(request)
+            self._start_request(request)
 
     def request_complete(self, request: Exchange | AsgiRequest | None) -> None:
         """Take the end of a request that was read in full. None: the request was already
@@ -256,7 +256,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         request.upload.complete()
         if request is not self._current_exchange:
-            request.upload.keep_body()
+            request.upload.buffer_body()
         elif isinstance(request, Exchange) and request.state == "reading":
             self._run_exchange(request)
         if self.is_reading_paused:
@@ -266,7 +266,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Continue a request of which more body is to come."""
         try:
             if request is not self._current_exchange:
-                request.upload.keep_body()
+                request.upload.buffer_body()
             elif isinstance(request, Exchange) and request.may_start():
                 self._run_exchange(request)
                 if request.state in ("connecting", "queued"):
@@ -316,7 +316,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _is_busy(self) -> bool:
         return self._current_exchange is not None or bool(self._turns)
 
-    def _begin_request(self, request: Exchange | AsgiRequest) -> None:
+    def _start_request(self, request: Exchange | AsgiRequest) -> None:
         """Give `request` its turn."""
         self._current_exchange = request
         if isinstance(request, AsgiRequest):
@@ -354,8 +354,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
             self.transport.write(piece)
         if not self._unsent:
-            exchange.end_list()
-            self.end_turn(exchange)
+            exchange.finish_list()
+            self.finish_turn(exchange)
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
         """Answer with an error of the gateway. Only for an exchange whose answer has not
@@ -364,9 +364,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.transport.write(
             self._refusal(error, exchange.shape, exchange.id, keep_alive=exchange.keep_alive)
         )
-        self.end_turn(exchange)
+        self.finish_turn(exchange)
 
-    def end_turn(self, request: Exchange | AsgiRequest) -> None:
+    def finish_turn(self, request: Exchange | AsgiRequest) -> None:
         """End the turn of `request`, whose answer is complete or broken off."""
         self.server_state.total_requests += 1
         self._current_exchange = None
@@ -387,7 +387,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._turns and self.is_write_paused:
             return
         if self._turns:
-            self._begin_request(self._turns.popleft())
+            self._start_request(self._turns.popleft())
             if self.is_reading_paused:
                 self._update_reading()
         elif self._pending_refusal:
@@ -468,7 +468,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Close once the client has received all written bytes, which may never happen."""
         self.transport.close()
         if self._stall is None:
-            self._stall = limits.Stall(self.transport, self._loop.time())
+            self._stall = limits.ClientProgress(self.transport, self._loop.time())
 
     def _abort(self) -> None:
         """Close immediately, and release the engine, which could write until the loop reports the

@@ -124,7 +124,7 @@ class DataPlane:
             exchange.cancel()
         return len(exchanges)
 
-    def _end_revoked_requests(self) -> None:
+    def _cancel_revoked_requests(self) -> None:
         """End the requests whose keys may no longer send them."""
         self._checked = table = self.keys.table
         for exchange in [connection.exchange for connection in self.connections]:
@@ -159,7 +159,7 @@ class DataPlane:
                 # An error in one connection leaves the limits of the others in force.
                 log.exception("internal error in the data plane")
         if self.limits.end_revoked and self.keys.table is not self._checked:
-            self._end_revoked_requests()
+            self._cancel_revoked_requests()
         self.body_budget.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):

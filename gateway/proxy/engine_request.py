@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.proxy.bodies import engine_priority, request_body, thoughts
 from gateway.proxy.bodies.request_body import Body
-from gateway.proxy.heads import FIRST_VIA_LINE, hops, request_head, via_line
+from gateway.proxy.heads import FIRST_VIA_LINE, gateway_hops, request_head, via_line
 from gateway.proxy.routing.model_route import RoutedReplica
 from gateway.proxy.upstream_pool import UpstreamPool
 
@@ -26,7 +26,7 @@ def engine_request(
     body = upload.body
     description = exchange.content_type + replica.key_line
     if replica.is_remote:
-        description += via_line(hops(headers)) if b"via" in headers else FIRST_VIA_LINE
+        description += via_line(gateway_hops(headers)) if b"via" in headers else FIRST_VIA_LINE
     name = replica.name_of(call.requested_name) if replica.adapters else replica.served_name
     if name != (call.requested_name or call.model):
         body = request_body.replace_model_name(endpoint, upload.form, body, name)
@@ -34,11 +34,11 @@ def engine_request(
     if renames:
         body = thoughts.rename_for_engine(body)
     if (
-        call.stores
+        call.stores_answer
         and not replica.is_remote
         and exchange.plane.routes.responses.is_full(replica.seed)
     ):
-        call.stores = False
+        call.stores_answer = False
         body = request_body.drop_storage(body)
     if (
         replica.priority_factor

@@ -67,7 +67,7 @@ from gateway.proxy.bodies.body_budget import SMALL_BYTES, full_budget_error
 from gateway.proxy.client_answer import ClientAnswer
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.engine_request import engine_request
-from gateway.proxy.heads import MAX_HOPS, RequestHead, hops, whole_answer
+from gateway.proxy.heads import MAX_HOPS, RequestHead, gateway_hops, whole_answer
 from gateway.proxy.meter import LEAD_BYTES, UNTOLD, TokenUsage, answer_usage, streamed_usage
 from gateway.proxy.queue_wait import QueueWait
 from gateway.proxy.routing.call import Call
@@ -240,7 +240,7 @@ class Exchange:
         replica = routes.pick(route, self.call)
         if (
             b"via" in self.request_head.headers
-            and hops(self.request_head.headers) >= MAX_HOPS
+            and gateway_hops(self.request_head.headers) >= MAX_HOPS
             and any(replica.is_remote for replica in route.replicas)
         ):
             raise refusals.loop_error(route.name, MAX_HOPS)
@@ -255,7 +255,7 @@ class Exchange:
             )
         if unknown_hosts:
             self.state = "connecting"
-            upload.keep_body()
+            upload.buffer_body()
             self._dial = plane.loop.create_task(self._check_media(unknown_hosts))
         else:
             self._route_or_queue(replica)
@@ -294,7 +294,7 @@ class Exchange:
             return ()
         return permit.headers(self.plane.loop.time())
 
-    def end_list(self) -> None:
+    def finish_list(self) -> None:
         """End the request for the list of models."""
         self._finish_request("answered")
 
@@ -336,7 +336,7 @@ class Exchange:
                 if self.state == "answering" and self.replica is not None:
                     self.plane.routes.progress(self.replica)
         elif time - self._quiet_since > self.plane.limits.engine_silence_s:
-            self.take_failure(upstream, "it has been silent for too long")
+            self.handle_failure(upstream, "it has been silent for too long")
 
     def cancel(self) -> None:
         """End the request on behalf of an operator."""
@@ -359,31 +359,31 @@ class Exchange:
     def _route_or_queue(self, replica: RoutedReplica | None, avoid: str | None = None) -> None:
         """Send the request to the replica, or queue it."""
         if replica is not None:
-            self.ask(replica)
+            self.send_to_replica(replica)
         else:
             if self.upload.is_crowded():
                 raise full_budget_error()
-            self.upload.keep_body()
+            self.upload.buffer_body()
             self.state = "queued"
             self._wait = QueueWait(self, avoid)
             self.plane.routes.wait(self._wait)
 
-    def ask(self, replica: RoutedReplica) -> None:
+    def send_to_replica(self, replica: RoutedReplica) -> None:
         plane = self.plane
-        plane.routes.begin(replica, self.call.tokens)
+        plane.routes.start_request(replica, self.call.tokens)
         self.replica = replica
         plane.meter.count_start(self)
         permit = self.answer.permit
         if permit is not None and permit.charge is not None:
-            permit.charge.ask(plane.routes.load_of(replica.id), plane.loop.time())
+            permit.charge.record_engine_request(plane.routes.load_of(replica.id), plane.loop.time())
         pool = plane.pool(replica.url)
-        upstream = pool.take()
+        upstream = pool.acquire()
         if upstream is not None:
             self._send_to_engine(upstream, replica)
         else:
             self.state = "connecting"
-            self.upload.keep_body()
-            self._dial = pool.dial(self)
+            self.upload.buffer_body()
+            self._dial = pool.connect(self)
 
     def send_request(self, upstream: UpstreamConnection) -> None:
         """Write the request to a replica that accepted a connection."""
@@ -405,7 +405,7 @@ class Exchange:
         if upload.is_whole and not self._was_retried and len(upload.body) <= SMALL_BYTES:
             self._retry_body = upload.body
         upload.body = self.call.body = b""
-        upstream.ask(self, head, body, renames=renames)
+        upstream.send(self, head, body, renames=renames)
         if self.connection.is_write_paused:
             self.pause()  # the client is still receiving the previous answer
         if upload.is_in_budget or not upload.is_whole or len(body) > SMALL_BYTES:
@@ -417,7 +417,7 @@ class Exchange:
 
     def resume_upload(self) -> None:
         """Resume the client, because the engine took all of the received body."""
-        self.upload.note_unsent(0)
+        self.upload.record_unsent(0)
 
     def unreachable(self, error: Exception) -> None:
         """Retry once on another replica. A replica that accepted no connection has not seen the
@@ -525,14 +525,14 @@ class Exchange:
         if status == _DYING_STATUS and self._retry_body:
             self.answer.withholds_head = True
         else:
-            self.keep_alive = self.answer.begin(upstream, keep_alive=self.keep_alive)
+            self.keep_alive = self.answer.start(upstream, keep_alive=self.keep_alive)
 
     def first_byte(self, data: bytes) -> None:
         plane = self.plane
         if self.answer.withholds_head and self._upstream is not None:
             if DEATH_NOTICE in data and self._retry_after_death():
                 return
-            self.keep_alive = self.answer.begin(self._upstream, keep_alive=self.keep_alive)
+            self.keep_alive = self.answer.start(self._upstream, keep_alive=self.keep_alive)
         self._retry_body = b""
         self.first_byte_at = plane.loop.time()
         if self.endpoint.name == "messages":
@@ -541,18 +541,18 @@ class Exchange:
         if self.replica is not None:
             plane.routes.progress(self.replica)
             if (
-                self.call.stores
+                self.call.stores_answer
                 and self.answer.status < 300
                 and (match := _RESPONSE_ID.search(data, 0, 4096))
             ):
                 plane.routes.responses.record(match[1], self.key, self.replica.seed)
                 self._is_stored = True
 
-    def end(self, upstream: UpstreamConnection, *, is_reusable: bool) -> None:
+    def finish(self, upstream: UpstreamConnection, *, is_reusable: bool) -> None:
         """End a complete answer."""
         answer = self.answer
         if answer.withholds_head:
-            self.keep_alive = answer.begin(upstream, keep_alive=self.keep_alive)
+            self.keep_alive = answer.start(upstream, keep_alive=self.keep_alive)
         error = 0
         if answer.streams_events and self.endpoint.method == "POST":
             complete, error = stream_end(
@@ -571,20 +571,20 @@ class Exchange:
         outcome: Outcome = "broken" if error >= _SERVER_ERROR else "answered"
         if 0 < error < _SERVER_ERROR:
             answer.status = error  # counted like the refusal that it is
-        self._end_answer(upstream, outcome, is_reusable=is_reusable)
+        self._finish_answer(upstream, outcome, is_reusable=is_reusable)
 
-    def _end_answer(
+    def _finish_answer(
         self, upstream: UpstreamConnection, outcome: Outcome, *, is_reusable: bool
     ) -> None:
         """Release the engine's connection after the last byte is written."""
         self._finish_request(outcome)
         if is_reusable and self.upload.is_whole and not upstream.transport.get_write_buffer_size():
-            upstream.pool.give(upstream)
+            upstream.pool.release(upstream)
         else:
             upstream.drop()
-        self.connection.end_turn(self)
+        self.connection.finish_turn(self)
 
-    def take_answer(
+    def handle_answer(
         self, upstream: UpstreamConnection, status: int, forwarded_headers: bytes, body: bytes
     ) -> None:
         """Handle an answer in one piece with a known head, like `head`, `first_byte` and `end`."""
@@ -602,9 +602,9 @@ class Exchange:
             answer.writer.write(
                 whole_answer(status, forwarded_headers, answer.own_headers(), answer.id, body)
             )
-        self._end_answer(upstream, "answered", is_reusable=True)
+        self._finish_answer(upstream, "answered", is_reusable=True)
 
-    def take_failure(
+    def handle_failure(
         self, upstream: UpstreamConnection, reason: str, *, is_closed: bool = False
     ) -> None:
         """Handle an engine that closed its connection (`is_closed`) or sent something
@@ -642,7 +642,7 @@ class Exchange:
         answer.break_off(error, self.tail)
         outcome: Outcome = "cancelled" if isinstance(error, Cancelled) else "broken"
         self._finish_request(outcome if answer.status else "refused")
-        self.connection.end_turn(self)
+        self.connection.finish_turn(self)
 
     def _finish_request(self, outcome: Outcome) -> None:
         if self.state == "queued":
@@ -662,7 +662,7 @@ class Exchange:
         now, replica = self.plane.loop.time(), self.replica
         if permit.charge is not None and replica is not None:
             permit.charge.leave(replica.gpus, self.plane.routes.load_of(replica.id), now)
-        permit.end(count, now, has_reached_engine=self._upstream is not None)
+        permit.finish(count, now, has_reached_engine=self._upstream is not None)
 
     def _count_end(self, permit: rate_limits.Permit | None) -> TokenCount:
         """Count the end, and return the tokens that the request costs its key. An error in
@@ -689,13 +689,13 @@ class Exchange:
         )
         if not has_reached_engine:
             return TokenCount(0, completion or 0)
-        prompt_tokens = rate_limits.estimate(self.received_bytes, 0, events=False, limit=limit)
+        prompt_tokens = rate_limits.estimate(self.received_bytes, 0, is_stream=False, limit=limit)
         if completion is None:
             # The most holds for both.
             completion = rate_limits.estimate(
                 0,
                 self.sent_bytes,
-                events=self.answer.has_events,
+                is_stream=self.answer.has_events,
                 limit=limit - prompt_tokens,
             )
         return TokenCount(prompt_tokens, completion)
@@ -704,12 +704,12 @@ class Exchange:
         """End the request's work at its replica."""
         if self.replica is not None:
             if self._is_stored:
-                self.plane.routes.responses.keep(
+                self.plane.routes.responses.add(
                     self.replica.seed,
                     self.received_bytes,
                     self.sent_bytes,
-                    events=self.answer.has_events,
+                    is_stream=self.answer.has_events,
                 )
             self.plane.meter.count_end(self)
-            self.plane.routes.end(self.replica, self.call.tokens)
+            self.plane.routes.finish_request(self.replica, self.call.tokens)
             self.replica = None

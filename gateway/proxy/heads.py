@@ -89,7 +89,7 @@ def request_lines(headers: dict[bytes, bytes]) -> bytes:
     )
 
 
-def hops(headers: dict[bytes, bytes]) -> int:
+def gateway_hops(headers: dict[bytes, bytes]) -> int:
     """The number of fitserve gateways that a request has passed."""
     return headers.get(b"via", b"").count(_PSEUDONYM)
 
@@ -102,7 +102,7 @@ def via_line(passed_by: int) -> bytes:
 FIRST_VIA_LINE = via_line(0)
 
 
-def upgrade_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def find_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """The other protocol that a request asks for."""
     values = dict(headers)
     tokens = [token.strip() for token in values.get(b"connection", b"").lower().split(b",")]

@@ -210,7 +210,7 @@ Admission = Literal["in", "refused", "out", "twin"]
 immediately. `twin` takes no place, because another connection has one for both."""
 
 
-class Stall:
+class ClientProgress:
     """Progress of a client that has not received all bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.decoding import DECODE_ERRORS
 from gateway.errors import FitserveError
-from gateway.proxy.api.usage_block import RestOfAnswer, structured_usage
+from gateway.proxy.api.usage_block import UsageTail, structured_usage
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
@@ -22,7 +22,7 @@ UNTOLD: TokenUsage = (None, None, None)
 # Tokens of the prompt that Anthropic's API reports only in the first event of a stream.
 LEAD_BYTES = 4096
 
-_REST = msgspec.json.Decoder(RestOfAnswer)
+_REST = msgspec.json.Decoder(UsageTail)
 
 
 class Meter:

@@ -38,7 +38,7 @@ class QueueWait:
 
     def go(self, replica: RoutedReplica) -> None:
         try:
-            self._exchange.ask(replica)
+            self._exchange.send_to_replica(replica)
         except Exception:
             log.exception("%s: internal error in the data plane", self._exchange.id)
             self._exchange.fail(refusals.internal_error())
@@ -72,4 +72,4 @@ class QueueWait:
 
     @property
     def _streams(self) -> bool:
-        return self.call.streams and self._exchange.endpoint.name in _STREAM_ENDPOINTS
+        return self.call.is_stream and self._exchange.endpoint.name in _STREAM_ENDPOINTS

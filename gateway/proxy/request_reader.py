@@ -25,7 +25,7 @@ from gateway.proxy.api.protocol import (
 )
 from gateway.proxy.asgi_request import AsgiRequest
 from gateway.proxy.exchange import Exchange
-from gateway.proxy.heads import RequestHead, head_without_upgrade, request_lines, upgrade_of
+from gateway.proxy.heads import RequestHead, find_upgrade, head_without_upgrade, request_lines
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
@@ -201,7 +201,7 @@ class RequestReader:
         self.incoming = None
         method = self._parser.get_method()
         upgrades = self._parser.should_upgrade() and method != b"CONNECT"
-        upgrade = upgrade_of(self.headers) if upgrades else None
+        upgrade = find_upgrade(self.headers) if upgrades else None
         self._ignores_upgrade = upgrade is not None and upgrade != b"websocket"
         if self._ignores_upgrade:
             return

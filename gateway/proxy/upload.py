@@ -129,7 +129,7 @@ class Upload:
             and self._connection.plane.body_budget.is_crowded(self.account)
         )
 
-    def keep_body(self) -> None:
+    def buffer_body(self) -> None:
         """Count the received body while earlier requests are answered, or until an engine can be
         asked."""
         self._count_body(len(self.body))
@@ -151,28 +151,28 @@ class Upload:
         if upstream is None:
             self._connection.reject(self, error)
         elif upstream.exchange is not None:
-            upstream.exchange.take_failure(
+            upstream.exchange.handle_failure(
                 upstream, "it takes the request too slowly while other requests wait for memory"
             )
 
     def _count_body(self, size: int, *, is_pressed: bool = False) -> None:
         if self.is_in_budget or size > SMALL_BYTES:
             self.is_in_budget = True
-            self._connection.plane.body_budget.keep(self, size, is_pressed=is_pressed)
+            self._connection.plane.body_budget.add(self, size, is_pressed=is_pressed)
 
     # --- sending to an engine ---
 
     def stream_to(self, upstream: UpstreamConnection) -> None:
         """Send the rest of the body to this connection, which has the received body."""
         self._upstream = upstream
-        self.note_unsent(upstream.transport.get_write_buffer_size())
+        self.record_unsent(upstream.transport.get_write_buffer_size())
 
     def restore(self, body: Body) -> None:
         """Put back the whole body, which another replica gets."""
         self.body = body
         self._upstream = None
 
-    def note_unsent(self, bytes_left: int) -> None:
+    def record_unsent(self, bytes_left: int) -> None:
         """Take note that all but `bytes_left` bytes of the received body are sent. The engine's
         connection reports later when many are left."""
         if bytes_left > SMALL_BYTES:

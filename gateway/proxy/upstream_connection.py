@@ -128,7 +128,7 @@ class UpstreamConnection(asyncio.Protocol):
         # Chunks pass through unchanged, and the next byte begins a chunk.
         self._is_between_chunks = False
 
-    def ask(
+    def send(
         self, exchange: Exchange, head: bytes, body: bytes | bytearray, *, renames: bool = False
     ) -> None:
         """Write a request, whose answer goes to `exchange`. `renames`: thoughts of the answer get
@@ -211,7 +211,7 @@ class UpstreamConnection(asyncio.Protocol):
                 and (body := known_head.body(data)) is not None
             ):
                 self.is_over = True
-                exchange.take_answer(self, known_head.status, known_head.forwarded_headers, body)
+                exchange.handle_answer(self, known_head.status, known_head.forwarded_headers, body)
                 return
         self._parse(exchange, data, is_first=is_first)
 
@@ -225,7 +225,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self.exchange is not None and not self.is_over:
-                exchange.take_failure(
+                exchange.handle_failure(
                     self, f"its answer is not HTTP: {error.__context__ or error!r}"
                 )
                 return
@@ -240,7 +240,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._previous_head = head_cache.remember_answer(
                     data, exchange.answer.status, self.headers, self.length, self.sent_bytes
                 )
-            exchange.end(self, is_reusable=self._is_reusable)
+            exchange.finish(self, is_reusable=self._is_reusable)
             return
         if self._unsent_pieces or self.lead:
             self.flush()
@@ -249,7 +249,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._bytes_after_body += len(data)
         if self._bytes_after_body > BARE_BYTES:
-            exchange.take_failure(self, "it sends too many bytes outside the body of its answer")
+            exchange.handle_failure(self, "it sends too many bytes outside the body of its answer")
 
     def _is_chunk(self, data: bytes) -> bool:
         """Whether `data` is exactly one plainly framed chunk. If so, it needs no parsing and no new
@@ -264,13 +264,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if self.exchange is None:
-            self.pool.distrust()
+            self.pool.shorten_reuse()
         self._handle_close(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.connections.discard(self)
         if self.exchange is None and exc is not None:
-            self.pool.distrust()
+            self.pool.shorten_reuse()
         self._handle_close(exc)
 
     def _handle_close(self, error: Exception | None) -> None:
@@ -278,9 +278,9 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None:
             return
         if exchange.answer.status and not self.is_sized and error is None:
-            exchange.end(self, is_reusable=False)
+            exchange.finish(self, is_reusable=False)
         else:
-            exchange.take_failure(
+            exchange.handle_failure(
                 self,
                 f"the connection closed: {error!r}" if error else "the connection closed",
                 is_closed=True,

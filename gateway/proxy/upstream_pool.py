@@ -48,7 +48,7 @@ class UpstreamPool:
         self._good_s = IDLE_S  # how long an idle connection is known to stay open
         self._dials: set[asyncio.Task[None]] = set()
 
-    def take(self) -> UpstreamConnection | None:
+    def acquire(self) -> UpstreamConnection | None:
         """The idle connection that was used last, so that the others age."""
         idle = self._idle
         while idle:
@@ -61,7 +61,7 @@ class UpstreamPool:
             break
         return None
 
-    def give(self, connection: UpstreamConnection) -> None:
+    def release(self, connection: UpstreamConnection) -> None:
         """Return a connection, after a complete answer to a request that was written in full.
         Beyond the limit the one that was idle longest is closed."""
         connection.exchange = None
@@ -72,7 +72,7 @@ class UpstreamPool:
         if len(self._idle) > self._idle_limit:
             self._idle.pop(0).drop()
 
-    def dial(self, exchange: Exchange) -> asyncio.Task[None]:
+    def connect(self, exchange: Exchange) -> asyncio.Task[None]:
         """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancellation calls
         neither and leaves nothing open."""
         task = self._loop.create_task(self._dial(exchange))
@@ -117,7 +117,7 @@ class UpstreamPool:
             finally:
                 timer.cancel()
 
-    def distrust(self) -> None:
+    def shorten_reuse(self) -> None:
         """Shorten reuse, because the engine closed an idle connection."""
         self._good_s = IDLE_S
 

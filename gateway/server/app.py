@@ -41,7 +41,7 @@ from gateway.planner.service.search_process import SearchProcess
 from gateway.profiles.profiles import Profiles
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.access.budget_book import BudgetBook
-from gateway.proxy.access.budgets import Teller
+from gateway.proxy.access.budgets import BudgetAdmission
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.keyring import Keyring
 from gateway.proxy.access.ledger import Ledger
@@ -82,7 +82,7 @@ from gateway.server.batches.batches import Batches
 from gateway.server.budget_watch import BudgetWatch
 from gateway.server.error_answers import answer_errors
 from gateway.server.gateway_app import GatewayApp
-from gateway.server.gateway_parts import Front, Gateway
+from gateway.server.gateway_parts import Gateway, ServingParts
 from gateway.server.host_choice import choose_host
 from gateway.server.lifetime import Lifetime
 from gateway.server.metrics import gauges
@@ -179,21 +179,21 @@ def _add_routes(api: FastAPI) -> Scopes:
 
 @contextlib.asynccontextmanager
 async def _run_parts(
-    app: GatewayApp, front: Front, host: Host | None = None
+    app: GatewayApp, front: ServingParts, host: Host | None = None
 ) -> AsyncIterator[None]:
     """Run the parts of a gateway. The routes reach them at `app.api.state.gateway`."""
     gateway = app.api.state.gateway = await build_parts(app, front, host)
     lifetime = Lifetime(gateway)
-    await lifetime.begin()
+    await lifetime.start()
     try:
         yield
     finally:
-        await lifetime.end()
+        await lifetime.stop()
 
 
 def build_front(
     settings: Settings, gpus: GpuWatch | None = None, shared_parts: Shared | None = None
-) -> Front:
+) -> ServingParts:
     """The parts that need no event loop. `gpus`: None reads the GPUs of this machine;
     `shared_parts`: None serves clients from this process."""
     keys = Keys(
@@ -225,8 +225,8 @@ def build_front(
     )
     routes = Routes(queue_per_model=settings.queue_per_model) if workers is None else workers.routes
     plane = DataPlane(routes, keys, limits, metrics)
-    plane.limiter.teller = Teller(ledger, prices)
-    return Front(
+    plane.limiter.teller = BudgetAdmission(ledger, prices)
+    return ServingParts(
         settings=settings,
         profiles=Profiles(settings.profiles_dir, learned_path=settings.data / "learned"),
         gpus=gpus or GpuWatch(allowed_devices=allowed_devices(settings.data, settings)),
@@ -240,7 +240,7 @@ def build_front(
     )
 
 
-async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -> Gateway:
+async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = None) -> Gateway:
     """All parts, with their stored state loaded. `host`: None chooses one by the settings.
 
     Raises StoreError where the database cannot be opened.
@@ -269,7 +269,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         ended_counts=requests_ended,
     )
     if host.machines is not None:
-        host.machines.on_change = loop.fleet.unblock
+        host.machines.on_change = loop.fleet.schedule_replanning
     await asyncio.to_thread(loop.load)
     batches = Batches(app, front)
     await asyncio.to_thread(batches.store.load)
@@ -277,7 +277,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     events, observer = await _start_events(front, store, keyring, loop)
     return Gateway(
         app=app,
-        front=front,
+        serving=front,
         store=store,
         keyring=keyring,
         usage=UsageKeeper(front.metrics.usage, store.usage),
@@ -303,7 +303,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
 
 
 def _build_tuning(
-    front: Front,
+    front: ServingParts,
     loop: Loop,
     launcher: Launcher,
     store: Store,
@@ -347,15 +347,15 @@ def _workers(
     return workers
 
 
-async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
+async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> Keyring:
     """The stored keys. A change of them reaches the workers, the rate limits of this process, and
     its answers under way."""
 
     def apply_keys() -> None:
-        front.plane.limiter.keep(front.keys.table.keys)
+        front.plane.limiter.retain(front.keys.table.keys)
         if front.workers is not None:
             front.workers.publish_keys()
-        app.answers.end_revoked_answers()
+        app.answers.close_revoked_answers()
         app.on_keys()
 
     def stored_usage(first: int, last: int) -> Iterable[UsageRow]:
@@ -374,7 +374,7 @@ async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
 
 
 def _planning_start(
-    front: Front, host: Host, hub: Hub, allowed_images: AllowedImages
+    front: ServingParts, host: Host, hub: Hub, allowed_images: AllowedImages
 ) -> WorkerConfig:
     settings = front.settings
     return WorkerConfig(
@@ -389,7 +389,7 @@ def _planning_start(
     )
 
 
-def _signatures(front: Front, host: Host) -> Callable[[], Signatures]:
+def _signatures(front: ServingParts, host: Host) -> Callable[[], Signatures]:
     """A reader of known failures, whose cures name engine versions that run on this machine.
 
     In a cluster an engine may run on any machine, so no version is left out.
@@ -407,7 +407,11 @@ def _signatures(front: Front, host: Host) -> Callable[[], Signatures]:
 
 
 def _build_planner(
-    front: Front, host: Host, planning: PlanProcess, allowed_images: AllowedImages, store: Store
+    front: ServingParts,
+    host: Host,
+    planning: PlanProcess,
+    allowed_images: AllowedImages,
+    store: Store,
 ) -> MachinePlanner:
     data = front.settings.data
     inquirer = Inquirer(host, AnswerCache(data / "answers"))
@@ -427,20 +431,20 @@ def _build_planner(
 
 
 async def _start_events(
-    front: Front, store: Store, keyring: Keyring, loop: Loop
+    front: ServingParts, store: Store, keyring: Keyring, loop: Loop
 ) -> tuple[EventLog, Observer]:
     events = EventLog(store)
-    await events.begin()
+    await events.start()
     observer = Observer(
         events, loop.fleet.models, front.gpus, lambda: keyring.stored_keys, front.settings
     )
-    removed_events = await asyncio.to_thread(observer.begin, store)
+    removed_events = await asyncio.to_thread(observer.load_position, store)
     loop.on_pass = observer.report_changes
     observer.start(removed_events)
     return events, observer
 
 
-def _build_live(front: Front, loop: Loop, host: Host) -> LiveStream:
+def _build_live(front: ServingParts, loop: Loop, host: Host) -> LiveStream:
     return LiveStream(
         loop=loop,
         routes=front.routes,

@@ -33,7 +33,7 @@ class BudgetWatch:
 
     async def _look_at_budgets(self) -> float:
         if self._keyring.has_budgets:
-            self._events.tell(await asyncio.to_thread(self._report))
+            self._events.append(await asyncio.to_thread(self._report))
         return _LOOK_S
 
     def _report(self) -> list[Event]:
@@ -44,7 +44,7 @@ class BudgetWatch:
             if not due_events:
                 continue
             try:
-                self._keyring.note_warnings(use.budget, sum(bit for bit, _ in due_events))
+                self._keyring.record_warnings(use.budget, sum(bit for bit, _ in due_events))
             except StoreError as error:
                 log.warning("a warning of a budget could not be noted", error=str(error))
                 continue

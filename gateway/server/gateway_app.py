@@ -30,7 +30,7 @@ from gateway.tls import Certificate
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
-    from gateway.server.gateway_parts import Front
+    from gateway.server.gateway_parts import ServingParts
 
 log = Logger("fitserve")
 
@@ -46,7 +46,7 @@ class GatewayApp:
     def __init__(
         self,
         api: FastAPI,
-        front: Front,
+        front: ServingParts,
         scopes: Scopes,
     ) -> None:
         plane = front.plane
@@ -86,7 +86,7 @@ class GatewayApp:
         self._access_log = front.settings.access_log
         self._rate = AnswerRate()
 
-    def end_streams(self) -> None:
+    def close_streams(self) -> None:
         """End endless streams, because the server stops."""
         for end in self.on_stop:
             end()
@@ -168,7 +168,7 @@ class GatewayApp:
             if answer is not None:
                 await self.answers.remove(answer)
             if permit is not None:
-                permit.end(TokenCount(), time.monotonic())
+                permit.finish(TokenCount(), time.monotonic())
 
     def _open_answer(
         self, key: Key, need: KeyScope, scope: Scope, receive: Receive, send: Send

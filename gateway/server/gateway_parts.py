@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gateway.proxy.access.prices import Prices
     from gateway.proxy.data_plane import DataPlane
     from gateway.proxy.metrics.counters import Metrics
-    from gateway.proxy.routing.in_flight import InFlight
+    from gateway.proxy.routing.in_flight import InFlightRow
     from gateway.proxy.routing.routes import Routes
     from gateway.proxy.workers.supervisor import Workers
     from gateway.server.batches.batches import Batches
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class ServingParts:
     """The parts that exist before the event loop runs. `workers`: None in a gateway of one
     process."""
 
@@ -71,7 +71,7 @@ class Gateway:
     """All parts of a running gateway."""
 
     app: GatewayApp
-    front: Front
+    serving: ServingParts
     store: Store
     keyring: Keyring
     usage: UsageKeeper
@@ -91,7 +91,7 @@ class Gateway:
     engine_series: EngineSeries
     tuning: Tuning
     starts: StartCounter
-    in_flight: InFlight
+    in_flight: InFlightRow
     batches: Batches
     answers: dict[str, SharedAnswer] = field(default_factory=dict)
 

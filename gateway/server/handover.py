@@ -62,7 +62,7 @@ class Takeover:
     ready: tuple[str, ...] = ()
     _end: socket.socket = field(repr=False, kw_only=True)
 
-    def take(self) -> None:
+    def wait_for_release(self) -> None:
         """Return once the old gateway has released the data folder. Raises SettingsError."""
         try:
             self._end.settimeout(_RELEASE_S)

@@ -40,7 +40,7 @@ async def healthz(request: Request) -> JSONResponse:
     """Whether inference is answered and the control loop runs. The check does no I/O, so a slow
     disk or Docker cannot fail it."""
     gateway = gateway_of(request)
-    workers = gateway.front.workers
+    workers = gateway.serving.workers
     if workers is not None and workers.alive == 0:
         status = "no worker"
     else:

@@ -27,14 +27,14 @@ class Lifetime:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._app = gateway.app
-        self._front = gateway.front
+        self._front = gateway.serving
         self._loop: asyncio.Task[None] | None = None
         self._models_file: ModelsFileWatch | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._handover: Handover | None = None
         self._lock_watch: LockWatch | None = None
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Start the control loop, then the workers. After a handover, models have routes first."""
         app, front, loop = self._app, self._front, self._gateway.loop
         batches = self._gateway.batches
@@ -65,7 +65,7 @@ class Lifetime:
         if app.lock is not None:
             self._lock_watch = LockWatch(settings.data, app.lock, self._lose)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End the service of clients, then the control loop."""
         app, workers = self._app, self._front.workers
         if self._announcing is not None:
@@ -80,7 +80,7 @@ class Lifetime:
         self._front.plane.close()
         if not app.is_replaced:
             systemd.notify("STOPPING=1")
-            await self._end_loop()
+            await self._stop_loop()
 
     async def _announce(self) -> None:
         """Tell the previous gateway and the service manager, once clients are answered."""
@@ -100,9 +100,9 @@ class Lifetime:
         app.is_replaced = True
         if workers is not None:
             workers.was_handed_over = True
-        app.end_streams()
+        app.close_streams()
         app.on_stop = ()
-        await self._end_loop()
+        await self._stop_loop()
         return sorted(self._front.routed_models())
 
     async def _lose(self) -> None:
@@ -110,10 +110,10 @@ class Lifetime:
         app = self._app
         if not app.is_replaced:
             app.is_replaced = True
-            await self._end_loop()
+            await self._stop_loop()
             app.fail("another gateway owns the data folder")
 
-    async def _end_loop(self) -> None:
+    async def _stop_loop(self) -> None:
         """End all that changes engines or the database."""
         gateway = self._gateway
         await gateway.batches.close()
@@ -133,7 +133,7 @@ class Lifetime:
         for webhook in gateway.webhooks:
             await webhook.close()
         if not self._app.is_replaced:
-            await self._end_engines()
+            await self._stop_engines()
         await gateway.planning.close()
         await gateway.searches.close()
         await gateway.host.close()
@@ -142,15 +142,15 @@ class Lifetime:
         await gateway.usage.close()
         gateway.store.close()
 
-    async def _end_engines(self) -> None:
+    async def _stop_engines(self) -> None:
         """End the engines where the settings say so. Otherwise the log has the command for it."""
         loop, host = self._gateway.loop, self._gateway.host
         try:
             if self._front.settings.stop_engines:
-                await loop.end_engines()
+                await loop.stop_engines()
                 return
-            engines = await loop.left_running()
-            command = await host.end_command(engines)
+            engines = await loop.running_instances()
+            command = await host.stop_command(engines)
         except FitserveError as error:
             log.warning("the running engines could not be listed", reason=str(error))
             return

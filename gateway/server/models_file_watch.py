@@ -90,7 +90,7 @@ class ModelsFileWatch:
 
     async def _apply(self, content: ModelsFile) -> bool:
         """Take all steps. Returns whether they are done. Raises BadRequest if none is possible."""
-        _, listing = await self._ask("GET", "/admin/models")
+        _, listing = await self._query("GET", "/admin/models")
         pending = steps(listing["data"], content.wishes, await asyncio.to_thread(self._read))
         results = [await self._apply_step(step, content) for step in pending]
         if all(results):
@@ -104,7 +104,7 @@ class ModelsFileWatch:
         return all(results)
 
     async def _apply_step(self, step: Step, content: ModelsFile) -> bool:
-        status, answer = await self._ask(*step.request, step.body)
+        status, answer = await self._query(*step.request, step.body)
         if status < _OK:
             if step.kind != "change" or answer.get("wish"):
                 log.info("applied from the models file", model=step.name, did=step.kind)
@@ -129,7 +129,7 @@ class ModelsFileWatch:
             )
         return []
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def _query(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and answer of the admin API, in this process."""
         content = json.dumps(body).encode() if body is not None else b""
         scope = {

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Send
 
 class OpenAnswer:
     """A request for reading whose answer may have no end: its application sees a client that left
-    once `end` was called, and the answer is then completed."""
+    once `cancel` was called, and the answer is then completed."""
 
     def __init__(self, is_allowed: Callable[[], bool], receive: Receive, send: Send) -> None:
         """is_allowed: whether the caller may still read the answer."""
@@ -22,7 +22,7 @@ class OpenAnswer:
         self._next: asyncio.Task[Message] | None = None
         self._has_started = self._is_complete = False
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         self._end_event.set()
 
     async def receive(self) -> Message:
@@ -70,8 +70,8 @@ class OpenAnswers:
         self._answers.discard(answer)
         await answer.close()
 
-    def end_revoked_answers(self) -> None:
+    def close_revoked_answers(self) -> None:
         """End the answers whose callers may no longer read them."""
         for answer in self._answers:
             if not answer.is_allowed():
-                answer.end()
+                answer.cancel()

@@ -111,7 +111,7 @@ class GatewayServer(uvicorn.Server):
         app.inner_protocol = inner_protocol(app.plane, config, self.server_state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.end_streams()
+        self._app.close_streams()
         await super().shutdown(sockets)
 
 
@@ -145,11 +145,11 @@ def _service_sockets(settings: Settings) -> list[socket.socket]:
 
 def _listen(settings: Settings) -> socket.socket:
     """The listening socket, after orphaned workers have released the port. Raises SettingsError."""
-    from gateway.proxy.workers.orphaned_workers import end_orphaned_workers
+    from gateway.proxy.workers.orphaned_workers import stop_orphaned_workers
 
     deadline = time.monotonic() + _ORPHAN_TIMEOUT_S
     while True:
-        orphans = end_orphaned_workers(settings.data)
+        orphans = stop_orphaned_workers(settings.data)
         try:
             return listen(settings)
         except SettingsError:
@@ -174,15 +174,15 @@ def _server(
     from gateway.proxy.workers.control_server import ControlServer
 
     shares = (
-        [[listener] for listener in sockets.share(listeners[0], settings.workers)]
+        [[listener] for listener in sockets.bind_shared_sockets(listeners[0], settings.workers)]
         if is_bound_here
-        else sockets.distribute(listeners, settings.workers)
+        else sockets.assign_sockets(listeners, settings.workers)
     )
     control, path = sockets.listen_control(settings.data)
     app = create_app(settings, shared_parts=(SharedMemory(), shares, path))
     workers = app.workers
     assert workers is not None  # noqa: S101 - given above
-    control_server = ControlServer(settings, app, workers, app.end_streams)
+    control_server = ControlServer(settings, app, workers, app.close_streams)
 
     async def drain() -> None:
         await workers.hand_over(settings.drain_s)
@@ -193,14 +193,14 @@ def _server(
     return app, control_server, [control]
 
 
-def _end(server: uvicorn.Server, settings: Settings) -> None:
+def _stop(server: uvicorn.Server, settings: Settings) -> None:
     """Stop the server like SIGTERM. The kernel ends the process if that hangs, because the cause
     of the failure may also block the end."""
     server.should_exit = True
     signal.alarm(math.ceil(settings.stop_grace_s) + _FINAL_TIMEOUT_S)
 
 
-def _take_over(settings: Settings) -> Takeover:
+def _handover_offer(settings: Settings) -> Takeover:
     """The offer of the running gateway. Raises SettingsError."""
     takeover = handover.request_takeover(settings.data)
     host, port = takeover.listeners[0].getsockname()[:2]
@@ -234,7 +234,7 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     share_arena()  # before the first thread
     settings = limit_connections(settings)
-    takeover = _take_over(settings) if take_over else None
+    takeover = _handover_offer(settings) if take_over else None
     data_lock = takeover.lock if takeover is not None else lock(settings.data)
     try:
         listeners = takeover.listeners if takeover is not None else _service_sockets(settings)
@@ -249,10 +249,10 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
             keys=settings.admin_key is not None,
         )
         if takeover is not None:
-            takeover.take()
+            takeover.wait_for_release()
             own_lock(data_lock)
         app, server, sockets = _server(settings, listeners, is_bound_here=owns_listeners)
-        app.stop = partial(_end, server, settings)
+        app.stop = partial(_stop, server, settings)
         app.has_started = lambda: server.started
         app.lock, app.takeover = data_lock, takeover
         signal.signal(signal.SIGUSR2, _replace_ourselves)

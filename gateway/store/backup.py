@@ -31,7 +31,7 @@ import msgspec
 from gateway.disk_fault import unwritten_error
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store import database_files
-from gateway.store.database import Damaged, Database, foreign_part
+from gateway.store.database import DamagedDatabaseError, Database, foreign_part
 from gateway.store.schema import VERSION
 
 _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
@@ -81,15 +81,15 @@ class _ArchiveEntry(tarfile.TarInfo):
         return entry
 
 
-class Restored(NamedTuple):
-    """The result of a restore. aside: the folder with the former files; None: there were none."""
+class RestoreResult(NamedTuple):
+    """The result of a restore. former_folder: the folder of the former files; None for none."""
 
     fitserve: str
     made_at: float
     models: int
     keys: int
     facts: int
-    aside: Path | None
+    former_folder: Path | None
 
 
 def write_backup(data: Path, output: IO[bytes], version: str) -> None:
@@ -122,7 +122,7 @@ def write_backup(data: Path, output: IO[bytes], version: str) -> None:
 
 def restore_backup(
     data: Path, archive: Path, confirm: Callable[[], None] = lambda: None
-) -> Restored:
+) -> RestoreResult:
     """Restore into a folder that no gateway uses; its former files are set aside.
 
     The caller holds the lock of the folder. confirm: called before anything changes, once the
@@ -140,7 +140,7 @@ def restore_backup(
         former_folder = _set_aside(data)
         for path in sorted(draft.iterdir()):
             path.rename(data / path.name)
-        return Restored(manifest.fitserve, manifest.made_at, *counts, former_folder)
+        return RestoreResult(manifest.fitserve, manifest.made_at, *counts, former_folder)
     except OSError as error:
         raise unwritten_error(f"{data} cannot be written", data.parent, error, "") from None
     finally:
@@ -211,7 +211,7 @@ def _unpack(archive: Path, draft: Path) -> _Manifest:
             tarfile.open(fileobj=file, mode="r|gz", tarinfo=_ArchiveEntry) as entries,
         ):
             for entry in entries:
-                is_good = _belongs(entry) and disk_space.take(entry)
+                is_good = _belongs(entry) and disk_space.reserve(entry)
                 content = entries.extractfile(entry) if is_good else None
                 if content is None or (manifest is None) != (entry.name == _MANIFEST):
                     raise _no_backup_error(archive, f"{entry.name[:100]!r} does not belong in one")
@@ -264,7 +264,7 @@ class _DiskSpace:
         self._learned_bytes = _MAX_LEARNED_BYTES
         self._bytes_left = _MAX_BACKUP_BYTES
 
-    def take(self, entry: tarfile.TarInfo) -> bool:
+    def reserve(self, entry: tarfile.TarInfo) -> bool:
         """Count an entry. Returns whether an archive may have it.
 
         Raises StoreError where the disk is too small.
@@ -326,7 +326,7 @@ def _check_database(database: Path, archive: Path) -> tuple[int, int, int]:
         raise _no_backup_error(archive, f"its database is damaged: {problem}")
     try:
         opened_database = Database(database, is_mirrored=False)
-    except Damaged as error:
+    except DamagedDatabaseError as error:
         raise _no_backup_error(archive, f"its database is damaged: {error.problem}") from None
     try:
         models, keys, facts = (

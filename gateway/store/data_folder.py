@@ -94,7 +94,7 @@ def lock(data: Path) -> int:
     deadline = time.monotonic() + _DEATH_S
     while True:
         try:
-            descriptor = hold(file)
+            descriptor = lock_file(file)
             break
         except BlockingIOError:
             owner = re.sub(r"\D", "", file.read_text(errors="replace")[:32])
@@ -144,7 +144,7 @@ def has_lock(data: Path, descriptor: int) -> bool:
     return True
 
 
-def hold(file: Path) -> int:
+def lock_file(file: Path) -> int:
     """Open and lock a file in the data folder. Returns its descriptor.
 
     Raises SettingsError, and BlockingIOError if another process has the lock.
@@ -168,10 +168,10 @@ def hold(file: Path) -> int:
     return descriptor
 
 
-def hold_alone(file: Path, program: str) -> int:
+def lock_exclusively(file: Path, program: str) -> int:
     """`hold` for a program of which a data folder has one. Raises SettingsError if it runs."""
     try:
-        return hold(file)
+        return lock_file(file)
     except BlockingIOError:
         raise SettingsError(
             f"Another {program} uses the data folder {file.parent}.",

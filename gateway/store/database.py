@@ -64,7 +64,7 @@ class OtherVersion(StoreError):
     """Another version of fitserve wrote the database."""
 
 
-class Damaged(StoreError):
+class DamagedDatabaseError(StoreError):
     """The content of the file has changed outside of SQLite."""
 
     problem = ""
@@ -113,7 +113,7 @@ class Database:
         with self._translate_errors("written"), self._lock:
             if self._mirror is not None:
                 self._mirror.refuse_damage(self.connection)
-            with transaction(self.connection) as db, self._note_statements() as statements:
+            with transaction(self.connection) as db, self._record_statements() as statements:
                 yield db
             if self._mirror is not None:
                 self._mirror.add(statements, self.connection)
@@ -134,7 +134,7 @@ class Database:
                 damaged_path = database_files.put_back(content, self.path)
                 self._connect()
                 self._write_error = None
-                self._mirror.note_repair(damaged_path)
+                self._mirror.record_repair(damaged_path)
 
     def return_to_file(self) -> bool:
         """Write the copy into its file. Returns whether it is there; the file is in use from then
@@ -198,7 +198,7 @@ class Database:
                 raise
 
     @contextmanager
-    def _note_statements(self) -> Iterator[list[Statement]]:
+    def _record_statements(self) -> Iterator[list[Statement]]:
         """The statements of the block, for the mirror."""
         statements: list[Statement] = []
         if isinstance(self.connection, RecordedConnection) and self._mirror is not None:
@@ -222,7 +222,7 @@ class Database:
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
 
     def _prepare(self) -> None:
-        """Make the tables, or upgrade sound ones. Raises Damaged, OtherVersion."""
+        """Make the tables, or upgrade sound ones. Raises DamagedDatabaseError, OtherVersion."""
         version: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, *UPGRADES, VERSION):
             raise OtherVersion(
@@ -262,8 +262,8 @@ class Database:
         for statement in statements.split(";"):
             self.connection.execute(statement)
 
-    def _damage_error(self, problem: str) -> Damaged:
-        damage = Damaged(
+    def _damage_error(self, problem: str) -> DamagedDatabaseError:
+        damage = DamagedDatabaseError(
             f"The database {self.path} is damaged: {problem}.",
             hint="Move the file away to start with an empty database.",
         )
@@ -297,7 +297,7 @@ class Database:
                 and code is not None
                 and code & 0xFF in DAMAGE_CODES
             ):
-                self._mirror.note_damage(str(error))
+                self._mirror.record_damage(str(error))
             if doing == "written":
                 self._write_error = str(error)
             # The text of an error of SQLite can contain bytes of a damaged file.

@@ -81,7 +81,7 @@ class EventTable:
         rows = self._database.rows("SELECT value FROM meta WHERE key=?", (f"events_of_{reader}",))
         return int(rows[0][0]) if rows else None
 
-    def note_cursor(self, reader: str, number: int) -> None:
+    def record_cursor(self, reader: str, number: int) -> None:
         with self._database.change() as db:
             db.execute(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"events_of_{reader}", str(number))

@@ -15,7 +15,7 @@ from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.store import database_files
 from gateway.store.recorded_connection import Statement, transaction
-from gateway.store.seals import broken_seal, seal_changes, seal_of, seal_sums
+from gateway.store.seals import broken_seal, compute_seal, seal_changes, seal_sums
 
 log = Logger("fitserve.store")
 
@@ -100,7 +100,7 @@ class Mirror:
                 hint="Its last good state is put back in some seconds; see the gateway's log.",
             )
 
-    def note_damage(self, problem: str) -> None:
+    def record_damage(self, problem: str) -> None:
         self.damage = problem
         self._damaged_at = time.monotonic()
         log.error(
@@ -121,7 +121,7 @@ class Mirror:
             return None
         return self.connection
 
-    def note_repair(self, damaged_path: Path) -> None:
+    def record_repair(self, damaged_path: Path) -> None:
         self.damage = None
         self._stamp = database_files.stamp(self.path)
         log.error(
@@ -175,14 +175,14 @@ class Mirror:
         self._inspected_at = time.monotonic()
         self._inspection_s = self._inspected_at - start_s
         if problem is not None:
-            self.note_damage(problem)
+            self.record_damage(problem)
 
     def _problem_of_file(self) -> str | None:
         """The damage of the file as a new reader sees it, without the pages in memory."""
         try:
             with closing(database_files.reader(self.path)) as file:
                 problem = str(file.execute("PRAGMA integrity_check(1)").fetchone()[0])
-                file.create_function("seal_of", -1, seal_of, deterministic=True)
+                file.create_function("seal_of", -1, compute_seal, deterministic=True)
                 return problem if problem != "ok" else broken_seal(file)
         except sqlite3.Error as error:
             code = error.sqlite_errorcode & 0xFF

@@ -18,16 +18,16 @@ class RecordedConnection(sqlite3.Connection):
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         cursor = super().execute(sql, parameters)
-        self._note(sql, [parameters])
+        self._record(sql, [parameters])
         return cursor
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         rows = [*parameters]
         cursor = super().executemany(sql, rows)
-        self._note(sql, rows)
+        self._record(sql, rows)
         return cursor
 
-    def _note(self, sql: str, rows: list[Any]) -> None:
+    def _record(self, sql: str, rows: list[Any]) -> None:
         if self.statements is not None and not sql.lstrip().startswith("SELECT"):
             self.statements.append((sql, rows))
 

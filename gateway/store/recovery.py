@@ -23,7 +23,7 @@ from gateway.domain import Fact, MeasuredStart
 from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.store import atomic_file, database_files
-from gateway.store.database import Damaged, Database, OtherVersion
+from gateway.store.database import DamagedDatabaseError, Database, OtherVersion
 from gateway.store.store import Store
 
 log = Logger("fitserve.store")
@@ -38,7 +38,7 @@ def open_store(path: Path) -> Store:
         return Store(path)
     except OtherVersion as error:
         return _memory_store(path, error.message.rstrip("."))
-    except Damaged as error:
+    except DamagedDatabaseError as error:
         return _set_aside(path, error.message.rstrip("."))
     except StoreError as error:
         problem = error.message.rstrip(".")
@@ -51,7 +51,7 @@ def open_store(path: Path) -> Store:
             return _memory_store(path, error.message.rstrip("."))
         except StoreError as error:
             return _set_aside(path, error.message.rstrip("."))
-    return _memory_store(path, problem, returns=not path.exists())
+    return _memory_store(path, problem, returns_rows=not path.exists())
 
 
 def installation_id(path: Path, store: Store) -> str:
@@ -140,9 +140,9 @@ def _restore_mirror(path: Path, problem: str) -> Store | None:
     return store
 
 
-def _memory_store(path: Path, problem: str, *, returns: bool = False) -> Store:
+def _memory_store(path: Path, problem: str, *, returns_rows: bool = False) -> Store:
     log.error("changes are refused until this is repaired; engines keep running", problem=problem)
-    return Store(path, copy=_memory_database(), problem=problem, returns=returns)
+    return Store(path, copy=_memory_database(), problem=problem, returns=returns_rows)
 
 
 def _memory_database() -> sqlite3.Connection:

@@ -22,7 +22,7 @@ Sums = list[tuple[int, float]]
 
 def seal_changes(connection: sqlite3.Connection) -> None:
     """Have the connection seal each row that it adds or changes."""
-    connection.create_function("seal_of", -1, seal_of, deterministic=True)
+    connection.create_function("seal_of", -1, compute_seal, deterministic=True)
     for table, columns in SEALED_COLUMNS.items():
         new_seal = f"seal_of(new.{columns.replace(', ', ', new.')})"
         sealed = f"UPDATE {table} SET seal={new_seal} WHERE rowid=new.rowid"  # noqa: S608
@@ -47,5 +47,5 @@ def seal_sums(connection: sqlite3.Connection) -> Sums:
     return [connection.execute(f"{query} {table}").fetchone() for table in SEALED_COLUMNS]
 
 
-def seal_of(*values: object) -> int:
+def compute_seal(*values: object) -> int:
     return zlib.crc32(repr(values).encode())

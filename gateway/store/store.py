@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from gateway.disk_fault import disk_fault
-from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
+from gateway.domain import Abilities, Attempt, Bench, Change, Fact, Failure, Plan, SleepState, Wish
 from gateway.domain.grant import Allowance, Grant
 from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.errors import Conflict, NotFound, StoreError
@@ -139,7 +139,7 @@ class Store:
             ):
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
-    def note_use(self, times: Mapping[str, float]) -> None:
+    def record_use(self, times: Mapping[str, float]) -> None:
         """Note the time of each model's last request, in Unix seconds."""
         with self._database.change() as db:
             db.executemany(
@@ -309,7 +309,7 @@ class Store:
                 failure=Failure.model_validate_json(row[10]) if row[10] else None,
                 abilities=Abilities.model_validate_json(row[11]) if row[11] else None,
                 generation=row[12],
-                asleep=Asleep.model_validate_json(row[13]) if row[13] else None,
+                asleep=SleepState.model_validate_json(row[13]) if row[13] else None,
                 phases=json.loads(row[14]) if row[14] else {},
             )
             for row in self._database.rows(query, values)
@@ -339,7 +339,7 @@ class Store:
                 "INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows
             ).rowcount
 
-    def keep_measurements(self, facts: Collection[Fact]) -> None:
+    def store_measurements(self, facts: Collection[Fact]) -> None:
         """Replace the measurements of the machine.
 
         Facts of kind speed_ratio are removed, because they depend on the former figures.

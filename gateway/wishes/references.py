@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 _MAX_CHARACTERS = 1024 * 1024
 
 
-class Unresolved(Exception):
+class UnresolvedPlan(Exception):
     """A reference without a value; the message says why."""
 
 
@@ -57,7 +57,7 @@ class References:
         kind, name = match[1], match[2].strip()
         if kind == "env":
             if name not in self.environment:
-                raise Unresolved(f"the variable {name} is not set")
+                raise UnresolvedPlan(f"the variable {name} is not set")
             value = self.environment[name]
         else:
             try:
@@ -65,10 +65,10 @@ class References:
                 text = read_file(path, 4 * _MAX_CHARACTERS).decode()[:_MAX_CHARACTERS]
                 value = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
             except UnicodeDecodeError:
-                raise Unresolved(f"{path} cannot be read: it is not text") from None
+                raise UnresolvedPlan(f"{path} cannot be read: it is not text") from None
             except (OSError, ValueError, RuntimeError) as error:
                 # No path has such a character, or the home is unknown.
-                raise Unresolved(
+                raise UnresolvedPlan(
                     f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
                 ) from None
         self.values[match[0]] = Secret(value)

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.domain import Engine
 from gateway.domain.profile_diff import ProfileDiff
-from gateway.engines.vllm.kv_cache import cache
+from gateway.engines.vllm.kv_cache import plan_cache_layout
 from gateway.models.rank import Rank
 from tests.conformance.cache_cases import Case, cases, read_answers
 from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED
@@ -37,12 +37,12 @@ def is_right(
     case: Case, answer: Mapping[str, Any], capability: str, traits: Collection[str]
 ) -> bool:
     """Whether these traits give the bytes and requests that the engine gave."""
-    forecast = cache(
+    forecast = plan_cache_layout(
         MODELS[case.model],
         Rank(tp=1, kv_dtype=answer["cache"], capability=capability),
         answer["preferred"],
         traits,
-        prefixes=case.prefixes,
+        caches_prefixes=case.prefixes,
     )
     requests = [(length, batch) for batch in BATCHED for length in LENGTHS]
     if [forecast.bytes_for(length, batch) for length, batch in requests] != answer["needed"]:

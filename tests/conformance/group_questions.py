@@ -34,7 +34,7 @@ def _answer(group: Groups) -> Any:
     command += ["--dtype=bfloat16", "--max-model-len=512", "--enforce-eager"]
     command += ["--enable-expert-parallel"] if group.whole else []
     try:
-        answer = vllm_answers.answer_of(files, command)
+        answer = vllm_answers.answer_question(files, command)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": error_text(error)[:200]}
     return {"weights": answer["weights"], "experts": experts_of(answer)}

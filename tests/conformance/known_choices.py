@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from gateway.domain import Engine, KnownChoice, Quant
 from gateway.domain.release import release
 from gateway.engines.common.kernels.linear import choose
-from gateway.engines.sglang.attention import ForcedBackends, model_of, select
-from gateway.engines.sglang.kv_cache import model_of as traits_of
+from gateway.engines.sglang.attention import ForcedBackends, describe_model, select
+from gateway.engines.sglang.kv_cache import read_traits as traits_of
 from gateway.engines.sglang.memory import MemoryRules, static_memory
 from gateway.models.experts import expert_traits
 from gateway.models.scheme import LinearShape
-from gateway.planner.quantization_methods import MethodRefused, check, resolve
+from gateway.planner.quantization_methods import MethodRefusalError, check, resolve
 from gateway.profiles.profiles import Profiles
 from tests.conformance.choice_cases import (
     REFUSED,
@@ -83,7 +83,9 @@ def rule_answer(profiles: Profiles, ref: str, case: Case, capability: str) -> An
         runner = None if choice.kernel == choice.method else choice.kernel
         return REFUSED if choice.kernel is None else [choice.method, runner]
     spec, question = _spec(case.model), attention_question(case)
-    model = model_of(spec.attention, spec.architecture, question.kv_dtype, capability, _GPU_BYTES)
+    model = describe_model(
+        spec.attention, spec.architecture, question.kv_dtype, capability, _GPU_BYTES
+    )
     attention_choice = select(
         rules.attention_backends, model, ForcedBackends(attention=question.attention)
     )
@@ -133,7 +135,7 @@ def refused_as_a_whole(engine: Engine, q: Any, capability: str, model_type: str 
         return False
     try:
         check(engine, resolve(engine, quant, user, model_type, capability), capability, q.dtype)
-    except MethodRefused:
+    except MethodRefusalError:
         return True
     return False
 
@@ -202,7 +204,7 @@ def choices_of(
         *(
             KnownChoice(
                 of="moe",
-                where=all_conditions | {"families": tuple(sorted(names))},
+                conditions=all_conditions | {"families": tuple(sorted(names))},
                 rules=other_answer,
             )
             for other_answer, names in names_by_answer.items()
@@ -240,14 +242,16 @@ def _merge(choices: list[KnownChoice]) -> list[KnownChoice]:
     for field in ("groups", "bits", "schemes"):
         merged_choices: dict[str, KnownChoice] = {}
         for choice in choices:
-            where = dict(choice.where)
+            where = dict(choice.conditions)
             values = where.pop(field, ())
-            key = json.dumps([choice.evolve(where=where).model_dump(mode="json"), bool(values)])
+            key = json.dumps(
+                [choice.evolve(conditions=where).model_dump(mode="json"), bool(values)]
+            )
             if key in merged_choices and values:
-                field_values = merged_choices[key].where[field]
+                field_values = merged_choices[key].conditions[field]
                 values = tuple(sorted({*field_values, *values}))  # type: ignore[misc]
             merged_choices[key] = choice.evolve(
-                where={**choice.where, field: values} if values else choice.where
+                conditions={**choice.conditions, field: values} if values else choice.conditions
             )
         choices = list(merged_choices.values())
     return choices

@@ -14,7 +14,13 @@ import json
 import re
 from typing import Any
 
-from gateway.engines.vllm.inside.answers import bytes_needed, groups_of, plan_cache, planner, specs
+from gateway.engines.vllm.inside.answers import (
+    bytes_needed,
+    group_caches,
+    plan_cache,
+    planner,
+    specs,
+)
 from gateway.engines.vllm.inside.model import build_from_config, prepare
 from tests.support import paths
 from tests.support.versions import since
@@ -131,7 +137,7 @@ def answer(configuration: Any) -> dict[str, Any]:
     )
     kept_specs = specs(configuration)
     plans = planner()
-    groups = groups_of(plans, configuration, kept_specs)
+    groups = group_caches(plans, configuration, kept_specs)
     counts = collections.Counter(
         (type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values()
     )

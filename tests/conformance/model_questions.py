@@ -26,7 +26,7 @@ from typing import Any
 from gateway.engines.vllm.inside.answers import (
     attention,
     block_bytes,
-    groups_of,
+    group_caches,
     kernels,
     plan_cache,
     planner,
@@ -140,7 +140,7 @@ def _kv(configuration: Any) -> str:
     if not kept_specs:
         return ""
     plans = planner()
-    groups = groups_of(plans, configuration, kept_specs)
+    groups = group_caches(plans, configuration, kept_specs)
     configuration.model_config.max_model_len = 16
     cache = plan_cache(plans, configuration, kept_specs, groups, _KV_BYTES)
     size = block_bytes(groups)

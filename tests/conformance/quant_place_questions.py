@@ -11,8 +11,8 @@ import importlib
 import json
 from typing import Any
 
-from gateway.engines.inside.meta import folder_of
-from gateway.engines.vllm.inside.model import arguments_of
+from gateway.engines.inside.meta import write_folder
+from gateway.engines.vllm.inside.model import parse_engine_arguments
 from tests.conformance.model_cases import OLDER_BEFORE
 from tests.conformance.quant_place_cases import CAPABILITIES, CASES, Case, files
 
@@ -46,9 +46,9 @@ def _answer(case: Case) -> list[str]:
     registry._run_in_subprocess = lambda function: function()
     utils: Any = importlib.import_module("vllm.utils.torch_utils")
     vllm_config: Any = importlib.import_module("vllm.config.vllm").VllmConfig
-    with folder_of(case_files(case)) as folder:
+    with write_folder(case_files(case)) as folder:
         try:
-            arguments = arguments_of(folder, [])
+            arguments = parse_engine_arguments(folder, [])
             model, load = arguments.create_model_config(), arguments.create_load_config()
             if model.quantization is not None:
                 vllm_config._get_quantization_config(model, load)

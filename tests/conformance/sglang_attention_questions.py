@@ -235,7 +235,7 @@ def _selection_answer(args: Any, q: Question) -> list[Any]:
         sglang_model.publish(args)
         sglang_model.set_groups(args)
         model = models.ModelConfig.from_server_args(args)
-        backends = sglang_attention.backends_of(args, model)
+        backends = sglang_attention.select_backends(args, model)
         return [
             backends.prefill,
             backends.decode,

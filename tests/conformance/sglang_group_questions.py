@@ -38,7 +38,7 @@ def _answer(version: str, group: Groups) -> Any:
     )
     command += [f"--ep-size={group.tp * group.dp}"] if group.whole else []
     try:
-        answer = sglang_answers.answer_of(files, command)
+        answer = sglang_answers.answer_question(files, command)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": error_text(error)[:200]}
     return {"weights": answer["weights"], "experts": experts_of(answer)}

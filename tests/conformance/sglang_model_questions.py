@@ -95,7 +95,7 @@ def _answer(model: str, quant: str) -> list[Any]:
 def _of_rank(model: str, quant: str, tp: int) -> Any:
     files = {"config.json": json.dumps(config_of(model, quant)).encode()}
     try:
-        answer = sglang_answers.answer_of(files, argv(model, quant, tp))
+        answer = sglang_answers.answer_question(files, argv(model, quant, tp))
     except Exception as error:  # an engine's refusal is an answer
         return error_text(error)[:160]
     kv = answer["kv"]

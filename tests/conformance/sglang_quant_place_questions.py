@@ -7,8 +7,8 @@ import importlib
 import types
 from typing import Any
 
-from gateway.engines.inside.meta import folder_of
-from gateway.engines.sglang.inside.model import arguments_of, configured_of
+from gateway.engines.inside.meta import write_folder
+from gateway.engines.sglang.inside.model import configure_engine, parse_arguments
 from tests.conformance.quant_place_cases import CAPABILITIES, CASES, Case
 from tests.conformance.quant_place_questions import case_files, questions
 
@@ -24,9 +24,9 @@ def answers(version: str) -> list[list[str]]:
 
 
 def _answer(case: Case) -> list[str]:
-    with folder_of(case_files(case)) as folder:
+    with write_folder(case_files(case)) as folder:
         try:
-            configuration = configured_of(arguments_of(folder, []))
+            configuration = configure_engine(parse_arguments(folder, []))
         except Exception:  # an engine's refusal is an answer
             return ["refused"]
     return ["ok", configuration.model.quantization or "none", _cache(configuration.quantization)]

@@ -11,9 +11,9 @@ import os
 from typing import Any
 
 from gateway.engines.inside.__main__ import error_text
-from gateway.engines.inside.meta import folder_of
+from gateway.engines.inside.meta import write_folder
 from gateway.engines.sglang.inside.attention import record_backends
-from gateway.engines.sglang.inside.model import arguments_of, configured_of, meta, model_of
+from gateway.engines.sglang.inside.model import build_model, configure_engine, meta, parse_arguments
 from tests.conformance.layer_cases import case
 from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, complete
 from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages
@@ -38,7 +38,7 @@ def _answer(stages: Stages) -> Any:
         os.environ[STAGE_LAYERS] = ",".join(map(str, stages.layers))
     files = {"config.json": json.dumps(complete(case(stages.model, stages.quant))).encode()}
     try:
-        with folder_of(files) as folder:
+        with write_folder(files) as folder:
             return [
                 _stage_bytes(folder, argv(stages, "pp-size", "context-length"), stage)
                 for stage in range(stages.count)
@@ -48,9 +48,9 @@ def _answer(stages: Stages) -> Any:
 
 
 def _stage_bytes(folder: str, command: list[str], stage: int) -> int:
-    configuration = configured_of(arguments_of(folder, command), stage)
+    configuration = configure_engine(parse_arguments(folder, command), stage)
     with meta(str(configuration.model.dtype).removeprefix("torch.")):
         return sum(
             parameter.numel() * parameter.element_size()
-            for parameter in model_of(configuration).parameters()
+            for parameter in build_model(configuration).parameters()
         )

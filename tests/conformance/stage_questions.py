@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from gateway.engines.inside.__main__ import error_text
-from gateway.engines.inside.meta import folder_of
+from gateway.engines.inside.meta import write_folder
 from gateway.engines.vllm.inside import answers as vllm_answers
 from gateway.engines.vllm.inside import model as vllm_model
 from tests.conformance.layer_cases import case
@@ -40,8 +40,8 @@ def _answer(stages: Stages) -> Any:
     files = {"config.json": json.dumps(case(stages.model, stages.quant)).encode()}
     vllm_model.prepare()
     try:
-        with folder_of(files) as folder:
-            arguments = vllm_model.arguments_of(
+        with write_folder(files) as folder:
+            arguments = vllm_model.parse_engine_arguments(
                 folder,
                 [*argv(stages, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"],
             )
@@ -51,7 +51,7 @@ def _answer(stages: Stages) -> Any:
 
 
 def _stage_bytes(config: Any, stage: int) -> list[int]:
-    with vllm_model.built_of(config, stage) as (configuration, whole):
+    with vllm_model.build_on_meta(config, stage) as (configuration, whole):
         weights = sum(
             parameter.numel() * parameter.element_size() for parameter in whole.parameters()
         )

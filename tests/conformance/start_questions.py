@@ -44,7 +44,7 @@ def _answer(start: Start) -> dict[str, Any]:
         "--enforce-eager",
     ]
     try:
-        answer = vllm_answers.answer_of(files, argv)
+        answer = vllm_answers.answer_question(files, argv)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": error_text(error)[:200]}
     backends = sorted({row["backend"] for row in answer["attention"]})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from gateway.domain import Plan, Rejected
+from gateway.domain import Plan, RejectedPlan
 from gateway.errors import BadModel
 from gateway.models.catalog.structure_files import structure_text
 from tests.conformance import forecast_questions
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
     words: str
 
 
-def forecast(family: str, quant: str, tp: int) -> Plan | Rejected | str:
+def forecast(family: str, quant: str, tp: int) -> Plan | RejectedPlan | str:
     """The plan in which nothing is changed, why there is none, or why the config is refused."""
     fields = config(family, quant)
     try:

@@ -57,8 +57,8 @@ def test_choices_hold_on_no_kind_of_gpu_that_was_not_asked(monkeypatch: pytest.M
     choices = choices_of(PROFILES, "sglang==0.5.21", "sglang==0.5.23", ["sglang==0.5.10.post1"])
     rows = [choice for choice in choices if choice.of != "memory"]
     assert {choice.of for choice in rows} == {"attention_backends", "linear", "moe"}
-    assert all(choice.where.get("capabilities") for choice in rows)
-    assert ("9.*", "12.*") in {choice.where["capabilities"] for choice in rows}
+    assert all(choice.conditions.get("capabilities") for choice in rows)
+    assert ("9.*", "12.*") in {choice.conditions["capabilities"] for choice in rows}
 
 
 def test_memory_of_a_version_is_never_that_of_another_on_other_gpus(

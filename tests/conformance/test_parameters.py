@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from gateway.domain import TensorGroup
 from gateway.engines.common.layers.built_model import Linear, rank_shape
 from gateway.errors import BadModel
-from gateway.models.families.blueprint import Blueprint, Built
-from gateway.models.families.registry import blueprint_of
+from gateway.models.families.blueprint import Blueprint, LinearLayer
+from gateway.models.families.registry import build_blueprint
 from gateway.models.scheme import Scheme
 from tests.conformance import family_questions
 from tests.conformance.family_questions import config, questions
@@ -42,13 +42,13 @@ def answers(version: str) -> dict[str, dict[str, Any]]:
 
 
 def plan(model: str, version: str) -> Blueprint:
-    blueprint = blueprint_of(config(model), model, TRAITS[version])
+    blueprint = build_blueprint(config(model), model, TRAITS[version])
     assert blueprint is not None
     return blueprint
 
 
 def of_linear(
-    item: Built, ranks: list[int], dtype: str
+    item: LinearLayer, ranks: list[int], dtype: str
 ) -> list[tuple[str, str, tuple[tuple[int, ...], ...]]] | None:
     """Weight and bias at these ranks; None where one of them is refused."""
     scheme = Scheme(kind="unquantized")
@@ -208,7 +208,9 @@ def test_any_config_gives_a_blueprint_or_a_bad_model(model: str, data: st.DataOb
     for name in data.draw(st.lists(st.sampled_from(sorted(target)), min_size=1, max_size=3)):
         target[name] = data.draw(VALUES)
     try:
-        blueprint = blueprint_of(fields, model, data.draw(st.sampled_from(list(TRAITS.values()))))
+        blueprint = build_blueprint(
+            fields, model, data.draw(st.sampled_from(list(TRAITS.values())))
+        )
     except BadModel:
         return
     if blueprint is not None:

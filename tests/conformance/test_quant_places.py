@@ -9,7 +9,7 @@ from gateway.engines.sglang.kv_dtype import declared_dtype
 from gateway.engines.vllm.kv_dtype import adopted_dtype
 from gateway.models.quantization_block import FILE
 from gateway.models.spec import add_quant_files
-from gateway.planner.quantization_methods import MethodRefused, check, resolve
+from gateway.planner.quantization_methods import MethodRefusalError, check, resolve
 from gateway.profiles.profiles import Profiles
 from tests.conformance import quant_place_questions, sglang_quant_place_questions
 from tests.conformance.golden import pairs
@@ -39,7 +39,7 @@ def make_planner_answer(engine: Engine, name: str) -> list[str]:
     try:
         scheme = resolve(engine, spec.quant, "", spec.model_type, CAPABILITY)
         check(engine, scheme, CAPABILITY, "bfloat16")
-    except MethodRefused:
+    except MethodRefusalError:
         return ["refused"]
     sglang = engine.kind == "sglang"
     cache = (

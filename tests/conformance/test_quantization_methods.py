@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import Engine, Quant
-from gateway.planner.quantization_methods import MethodRefused, check, resolve
+from gateway.planner.quantization_methods import MethodRefusalError, check, resolve
 from tests.conformance import method_questions, sglang_method_questions
 from tests.conformance.golden import golden, pairs
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES, Question
@@ -23,7 +23,7 @@ def make_planner_answer(
     try:
         scheme = resolve(engine, quant, question.user, question.model_type, capability)
         check(engine, scheme, capability, question.dtype)
-    except MethodRefused as error:
+    except MethodRefusalError as error:
         return ["refused", error.refusal_reason]
     return ["ok", scheme.method]
 

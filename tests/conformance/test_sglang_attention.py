@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
-from gateway.engines.sglang.attention import ForcedBackends, Selection, model_of, select
+from gateway.engines.sglang.attention import ForcedBackends, Selection, describe_model, select
 from tests.conformance import sglang_attention_questions as asked
 from tests.conformance.golden import golden, pairs
 from tests.support.versions import SGLANG
@@ -35,7 +35,9 @@ def resolve(version: str, capability: str, q: asked.Question) -> Selection:
         about = Subject(capability, attention=query, gpu_gib=q.gpu_mib / 1024)
     else:
         spec = model(q.model)
-        about = model_of(spec.attention, spec.architecture, q.kv_dtype, capability, q.gpu_mib * MIB)
+        about = describe_model(
+            spec.attention, spec.architecture, q.kv_dtype, capability, q.gpu_mib * MIB
+        )
     forced_backends = ForcedBackends(
         attention=q.attention, prefill=q.prefill, decode=q.decode, page=q.page
     )

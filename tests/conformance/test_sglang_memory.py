@@ -17,9 +17,9 @@ def model_of(config: dict[str, Any]) -> ModelTraits:
     vision = config.get("vision_config") or {}
     return ModelTraits(
         architecture=config["architectures"][0],
-        mla="kv_lora_rank" in config,
-        towers="text_config" in config or "vision_config" in config,
-        vision="vision_config" in config,
+        uses_mla="kv_lora_rank" in config,
+        has_towers="text_config" in config or "vision_config" in config,
+        has_vision="vision_config" in config,
         vision_layers=vision.get("num_hidden_layers"),
         vision_hidden=vision.get("hidden_size"),
     )

@@ -12,7 +12,7 @@ from collections import Counter
 from functools import cache, lru_cache
 from typing import Any
 
-from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
+from gateway.domain import Decision, Gpu, Hardware, Plan, RejectedPlan
 from gateway.profiles.profiles import Profiles
 from tests.conformance import sglang_model_questions as asked
 from tests.conformance.golden import pairs
@@ -26,7 +26,7 @@ PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
 RULES = PROFILES.rules(list(ENGINES.values()))
 _ROW = re.compile(r"\S+ (.+) (\d+x\d+) (\d+)( \d+)?")
-PlanOutcome = Plan | Rejected
+PlanOutcome = Plan | RejectedPlan
 
 
 def machine(capability: str) -> Hardware:
@@ -109,10 +109,10 @@ def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) 
     """Answers of the planner that differ from the engine's."""
     plan = outcome(version, *case, tp)
     if isinstance(answer, str):
-        return [] if isinstance(plan, Rejected) else [f"the engine refuses: {answer}"]
-    if isinstance(plan, Rejected) and plan.verdict == "runtime_fail":
+        return [] if isinstance(plan, RejectedPlan) else [f"the engine refuses: {answer}"]
+    if isinstance(plan, RejectedPlan) and plan.verdict == "runtime_fail":
         return []  # knowledge beyond the choice of a kernel
-    if isinstance(plan, Rejected) and plan.verdict != "no_memory":
+    if isinstance(plan, RejectedPlan) and plan.verdict != "no_memory":
         return [f"the rules refuse: {plan.verdict}: {plan.reasons[0]}"]
     rows = []
     engine_products, planner_products = products_of(answer), products_ours(plan)

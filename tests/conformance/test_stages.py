@@ -16,8 +16,8 @@ from gateway.domain import ModelSpec
 from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.stages import (
     field_against_stages,
-    layers_of,
     parts_of_every_stage,
+    split_layers,
     stage_model,
 )
 from gateway.engines.common.layers.weights import weights_bytes
@@ -86,7 +86,7 @@ def planner_stages(ref: str, stages: Stages) -> list[list[int]] | None:
         dtype="float16" if stages.quant == "awq" else "bfloat16",
         capability=CAPABILITIES[0],
     )
-    layers = stages.layers or layers_of(model, engine_kind(engine.kind), stages.count)
+    layers = stages.layers or split_layers(model, engine_kind(engine.kind), stages.count)
     parts = []
     for part in range(stages.count):
         stage = stage_model(model, layers, part, whole)
@@ -201,7 +201,7 @@ def test_stages_of_unlike_gpus_are_among_the_asked_ones() -> None:
         wish(text_only=True),
         rules=rules,
         gpus=PROFILES.gpus,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
     ).plans
     dealt_out = [plan for plan in plans if stage_layers in plan.env]
     assert dealt_out

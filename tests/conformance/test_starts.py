@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Decision, Plan, Rejected, Scalar
+from gateway.domain import Decision, Plan, RejectedPlan, Scalar
 from gateway.profiles.profiles import Profiles
 from tests.conformance import start_questions
 from tests.conformance.golden import pairs
@@ -58,7 +58,7 @@ def experts_of(start: Start) -> int:
     return expert_count
 
 
-def outcome(decision: Decision, version: str) -> Plan | Rejected:
+def outcome(decision: Decision, version: str) -> Plan | RejectedPlan:
     """The result of the way in which nothing is changed."""
     plain = [plan for plan in decision.plans if plan.engine.version == version and plan.cost == 0]
     return (
@@ -68,10 +68,10 @@ def outcome(decision: Decision, version: str) -> Plan | Rejected:
 
 
 def difference(
-    version: str, outcome: Plan | Rejected, answer: dict[str, Any], experts: int = 0
+    version: str, outcome: Plan | RejectedPlan, answer: dict[str, Any], experts: int = 0
 ) -> str:
     """The planner's different answer; "": nothing."""
-    if isinstance(outcome, Rejected):
+    if isinstance(outcome, RejectedPlan):
         starts = "refused" not in answer and not (
             outcome.verdict == "runtime_fail" or later(version, outcome)
         )
@@ -98,14 +98,14 @@ def difference(
     )
 
 
-def later(version: str, rejection: Rejected) -> bool:
+def later(version: str, rejection: RejectedPlan) -> bool:
     """Whether a plan is refused for a limit that the engine finds once it compiles: its code for
     GPUs, which was not asked, the shared memory of Triton's code, or types of Triton, which
     versions before 0.26 check no earlier."""
     if "is compiled for compute capability" in rejection.reasons[0]:
         return True
     at_start = [
-        refusal for row in rejection.attention for refusal in row.refused if refusal.at_start
+        refusal for row in rejection.attention for refusal in row.refusals if refusal.is_at_start
     ]
     return any(
         "of shared memory" in refusal.reason or not since(version, "0.26") for refusal in at_start

@@ -110,7 +110,7 @@ def test_a_document_of_learned_rows_gives_the_sizes_of_another_config() -> None:
     text = document("MadeUp", "vllm==0.33.0", {}, learn(observe_configs()), facts)
     config = BASE | {"num_shared_experts": 3, "first_dense": 2, "head_dim": 24, "mlp_bias": True}
     config |= {"architectures": ["MadeUp"], "model_type": "made_up", "vocab_size": 10}
-    blueprint = registry.blueprint_of(config, "m", structure=text)
+    blueprint = registry.build_blueprint(config, "m", structure=text)
     shapes = {
         layer.name.replace("*", str(number)): (layer.k, [*layer.parts], int(layer.bias))
         for layer in blueprint.linears

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.domain import Plan, Rejected
+from gateway.domain import Plan, RejectedPlan
 from tests.conformance import switch_questions
 from tests.conformance import test_whole_models as vllm
 from tests.conformance.golden import pairs
@@ -20,7 +20,7 @@ from tests.support.versions import VLLM
 ODD_NAMES = {("0.18.0", "mistral-small-3.2-24b", "fp8-block")}
 
 
-def vllm_plan(version: str, model: str, quant: str, capability: str) -> Plan | Rejected:
+def vllm_plan(version: str, model: str, quant: str, capability: str) -> Plan | RejectedPlan:
     engine = vllm.ENGINES[version]
     spec = model_from_config(config(model, quant))
     decision = decide(
@@ -45,7 +45,7 @@ def test_every_model_has_the_kernels_that_vllm_takes(version: str, capability: s
         plan = vllm_plan(version, model, quant, capability)
         if (version, model, quant) in ODD_NAMES:
             continue
-        if engine_answer is None or isinstance(plan, Rejected):
+        if engine_answer is None or isinstance(plan, RejectedPlan):
             wrong += (
                 [(model, quant, plan)] if (engine_answer is None) is isinstance(plan, Plan) else []
             )

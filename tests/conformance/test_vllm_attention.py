@@ -94,7 +94,7 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
     # A selected backend may refuse once it is made, which was not asked here:
     # tests/conformance/test_starts.py.
     backends = [
-        next((refusal.kernel for refusal in row.refused if refusal.at_start), row.backend)
+        next((refusal.kernel for refusal in row.refusals if refusal.is_at_start), row.backend)
         for row in planner_rows
     ]
     return [

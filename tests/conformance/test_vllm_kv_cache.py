@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
+from gateway.engines.vllm.kv_cache import CacheLayout, plan_cache_layout, stored_dtype
 from gateway.models.rank import Rank
 from tests.conformance import kv_questions
 from tests.conformance.golden import machines_of, pairs
@@ -24,17 +24,17 @@ def planner_cache(
     capability: str,
     question: tuple[str, int, str, bool | None],
     answer: dict[str, Any],
-) -> Cache:
+) -> CacheLayout:
     model, tp, _, prefixes = question
-    return cache(
+    return plan_cache_layout(
         MODELS[model], Rank(tp=tp, kv_dtype=answer["cache"], capability=capability),
         answer["preferred"], TRAITS[version],
-        prefixes=prefixes,
+        caches_prefixes=prefixes,
     )  # fmt: skip
 
 
 @remember
-def answer_rows(version: str, capability: str) -> list[tuple[Any, dict[str, Any], Cache]]:
+def answer_rows(version: str, capability: str) -> list[tuple[Any, dict[str, Any], CacheLayout]]:
     return [
         (question, answer, planner_cache(version, capability, question, answer))
         for question, answer in pairs(kv_questions, version, capability)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from gateway.domain import Decision, Gpu, Hardware, LayerKernel, Plan, Rejected
+from gateway.domain import Decision, Gpu, Hardware, LayerKernel, Plan, RejectedPlan
 from gateway.profiles.profiles import Profiles
 from tests.conformance import model_questions
 from tests.conformance.golden import pairs
@@ -27,7 +27,7 @@ PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
 RULES = PROFILES.rules(list(ENGINES.values()))
 TIB = 1 << 40
-PlanOutcome = Plan | Rejected
+PlanOutcome = Plan | RejectedPlan
 
 
 def machine(capability: str) -> Hardware:
@@ -287,7 +287,7 @@ def differences(version: str, case: tuple[str, str, str], answer: dict[str, Any]
         plan = outcome(version, model, quant, capability, tp)
         why = answer.get("refused", {}).get(str(tp))
         new_lines: list[str] = []
-        if why is None and isinstance(plan, Rejected) and plan.verdict != "runtime_fail":
+        if why is None and isinstance(plan, RejectedPlan) and plan.verdict != "runtime_fail":
             new_lines = [f"the engine builds it, ours {plan.verdict}: {plan.reasons[0]}"]
         elif why is None:
             new_lines = built_alike(version, model, quant, answer, position, plan)

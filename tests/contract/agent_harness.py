@@ -30,7 +30,7 @@ ENGINE = Engine(
     flags={
         "script": Flag(type="json"),
         "embed-dim": Flag(type="int"),
-        "middleware": Flag(type="str", ours=True),
+        "middleware": Flag(type="str", is_reserved=True),
     },
     env={"A": "1"},
     user_env=("OMP_NUM_THREADS",),

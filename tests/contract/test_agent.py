@@ -520,7 +520,7 @@ async def test_an_image_is_asked_only_by_the_agents_own_program(harness: AgentHa
     assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
     with pytest.raises(HostError, match="could not be run"):
         async with aclosing(
-            harness.host.inquire(engine, document("fake", None, has_version=True))
+            harness.host.run_inquiry(engine, document("fake", None, has_version=True))
         ) as lines:
             assert [line async for line in lines] == []
     with pytest.raises(AgentRefusal, match="'debian:latest' may not be started"):
@@ -534,5 +534,5 @@ async def test_an_image_is_asked_only_by_the_agents_own_program(harness: AgentHa
         answer = await ask(harness, "inquire", engine=engine.model_dump(), asked=text)
         assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), text[:20]
     with pytest.raises(AgentRefusal, match="GPUs must be named by UUID"):
-        async with aclosing(harness.host.inquire(engine, b"{}", ("all",))) as lines:
+        async with aclosing(harness.host.run_inquiry(engine, b"{}", ("all",))) as lines:
             assert [line async for line in lines] == []

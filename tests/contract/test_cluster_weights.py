@@ -36,7 +36,7 @@ def disks(cluster: ClusterHarness) -> Iterator[dict[str, HubCache]]:
 
 async def bring(cluster: ClusterHarness) -> None:
     spec = cluster.make_spec("a1").evolve(node="two")
-    await cluster.host.bring_weights(spec, [WANTED], lambda _: None)
+    await cluster.host.copy_weights(spec, [WANTED], lambda _: None)
 
 
 @pytest.mark.parametrize(

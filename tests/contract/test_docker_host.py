@@ -452,7 +452,7 @@ async def test_an_engine_killed_for_memory_names_the_cause(harness: DockerHarnes
     await asyncio.to_thread(harness.docker.exec_start, execution["Id"])
     harness.kill_engine(spec.name)
     exit_state = await wait_for_exit(harness.host, spec.name)
-    assert exit_state.oom_killed
+    assert exit_state.is_oom_killed
     assert exit_state.exit_code == 137
 
 
@@ -863,7 +863,7 @@ async def test_a_measuring_container_gets_only_the_named_gpus(
     if "nvidia" not in harness.docker.info()["Runtimes"]:
         engine = EngineRef(kind="vllm", version="1", image=BASE_IMAGE)
         with pytest.raises(HostError, match="could not select device driver"):
-            async with aclosing(harness.host.inquire(engine, b"{}", ("GPU-1",))) as lines:
+            async with aclosing(harness.host.run_inquiry(engine, b"{}", ("GPU-1",))) as lines:
                 assert [line async for line in lines] == []
 
 
@@ -873,7 +873,7 @@ async def test_an_image_without_the_engine_is_reported_and_leaves_nothing(
     engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
     question = document("vllm-cpu", None, has_version=True)
     with pytest.raises(HostError, match="No module named 'vllm'"):
-        async with aclosing(harness.host.inquire(engine, question)) as lines:
+        async with aclosing(harness.host.run_inquiry(engine, question)) as lines:
             assert [line async for line in lines] == []
     label = {"label": f"fitserve.inquiry={harness.instance}"}
     assert harness.docker.containers(all=True, filters=label) == []
@@ -896,7 +896,7 @@ async def test_a_paused_container_has_only_stopped_processes_and_can_be_stopped(
     await pause(harness, "a1")
     processes = await harness.host.processes("a1")
     assert processes
-    assert all(each_process.stopped for each_process in processes)
+    assert all(each_process.is_stopped for each_process in processes)
     await harness.host.stop("a1", 0.1)
     assert await harness.host.list() == []
 

@@ -389,6 +389,6 @@ async def test_processes_are_those_of_the_whole_family_while_it_runs(harness: Ha
     processes = await harness.host.processes("a1")
     assert len(processes) >= harness.members("a1") == 2
     assert len({process.pid for process in processes}) == len(processes)
-    assert not any(each_process.stopped for each_process in processes)
+    assert not any(each_process.is_stopped for each_process in processes)
     await harness.host.stop("a1", 0)
     assert await harness.host.processes("a1") == ()

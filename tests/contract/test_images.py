@@ -167,7 +167,10 @@ async def test_an_image_that_is_not_allowed_is_neither_pulled_nor_asked_nor_star
                 await call
             assert "FITSERVE_ALLOWED_IMAGES" in error.value.hint
         with pytest.raises(HostError, match="may not be started"):
-            [line async for line in host.inquire(engine, document("fake", None, has_version=True))]
+            [
+                line
+                async for line in host.run_inquiry(engine, document("fake", None, has_version=True))
+            ]
     assert containers(harness) == []
     assert await harness.host.list() == []
 
@@ -198,7 +201,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
             )
             for call in (
                 *calls,
-                InquireCall(engine=engine, asked=""),
+                InquireCall(engine=engine, question_texts=""),
                 StartCall(spec=plain.evolve(engine=engine)),
             ):
                 body = json.loads(call.model_dump_json())

@@ -220,7 +220,7 @@ async def test_answers_before_a_failure_are_kept(
     )
     answers = await answer(engine_question, tmp_path)
     assert isinstance(answers, dict)
-    assert [answer_row.refused for answer_row in answers.values()] == ["ValueError: no"]
+    assert [answer_row.refusal_text for answer_row in answers.values()] == ["ValueError: no"]
 
 
 async def test_the_memory_of_an_inquiry_is_bounded(
@@ -249,7 +249,8 @@ from gateway.engines.inquiry.inquiry_document import document
 async def main(kind, where, image):
     host = DockerHost("none", where) if kind == "docker" else ProcessHost(Path(where))
     engine = EngineRef(kind="vllm", version="1", image=image or None)
-    async with aclosing(host.inquire(engine, document("vllm", None, has_version=True))) as lines:
+    question = document("vllm", None, has_version=True)
+    async with aclosing(host.run_inquiry(engine, question)) as lines:
         async for line in lines:
             print(line, flush=True)
 asyncio.run(main(*sys.argv[1:]))
@@ -361,7 +362,7 @@ async def test_a_hostile_image_reads_nothing_of_this_machine(
         image=image(docker.harness, HOSTILE, changes=["VOLUME /declared"])
     )
     volumes = docker.harness.docker.volumes()["Volumes"] or []
-    async with aclosing(docker.host.inquire(docker.ref, ASKED)) as lines:
+    async with aclosing(docker.host.run_inquiry(docker.ref, ASKED)) as lines:
         (reading,) = [json.loads(line) async for line in lines]
     assert reading["caps"] == [0] * 5
     assert reading["privileges"] == "1"

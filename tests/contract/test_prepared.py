@@ -90,7 +90,7 @@ async def test_a_forked_engine_sees_the_same_as_a_plain_one(harness: PreparedHar
 
 async def test_a_start_that_was_announced_is_forked_immediately(harness: PreparedHarness) -> None:
     spec = harness.make_spec("first").evolve(model="first")
-    await harness.host.expect(spec)
+    await harness.host.prepare_fork(spec)
     assert await harness.prepared_pids()
     assert await start_engine(harness, spec)
     (order,) = harness.data_dir.glob("prepared/*/order.json")
@@ -109,7 +109,7 @@ async def test_a_start_waits_for_the_rest_of_its_imports(
             f"while not pathlib.Path({str(let_go)!r}).exists(): time.sleep(0.01)\n"
         )
     spec = harness.make_spec("first")
-    await harness.host.expect(spec)
+    await harness.host.prepare_fork(spec)
     await harness.host.list()
 
     async def is_importing() -> bool:
@@ -134,7 +134,7 @@ async def test_a_start_does_not_wait_long_for_imports(
             "if not begun.exists():\n    begun.touch()\n    time.sleep(10_000)\n"
         )
     spec = harness.make_spec("first")
-    await harness.host.expect(spec)
+    await harness.host.prepare_fork(spec)
     await harness.host.list()
 
     async def is_importing() -> bool:
@@ -475,7 +475,7 @@ async def test_an_import_that_outlives_its_gateway_has_no_twin(
             "    file.write(f'{os.getpid()}\\n')\n"
             f"while not pathlib.Path({str(let_go)!r}).exists(): time.sleep(0.01)\n"
         )
-    await harness.host.expect(harness.make_spec("first"))
+    await harness.host.prepare_fork(harness.make_spec("first"))
 
     async def imports() -> bool:
         await harness.host.list()

@@ -518,12 +518,12 @@ async def test_a_stopped_process_is_listed_with_its_engine_and_memory(
     os.kill(harness.pid("a1"), signal.SIGSTOP)
 
     async def is_seen() -> bool:
-        return any(process.stopped for process in await harness.host.processes("a1"))
+        return any(process.is_stopped for process in await harness.host.processes("a1"))
 
     # A signal reaches a process at work on another core a moment later.
     await until("one is stopped", is_seen)
     stopped_processes = [
-        process for process in await harness.host.processes("a1") if process.stopped
+        process for process in await harness.host.processes("a1") if process.is_stopped
     ]
     assert [process.pid for process in stopped_processes] == [harness.pid("a1")]
     assert "fake_engine.py" in stopped_processes[0].command

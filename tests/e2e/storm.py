@@ -231,9 +231,9 @@ def orders(view: dict[str, Any], *, at_once: bool) -> tuple[ModelOrder, ...]:
     contexts = {view["wish"]["max_context"]}
     if (change := view["change"]) is not None:
         wished_contexts = {
-            int(difference["new"])
+            int(difference["present"])
             for difference in change["wish"]
-            if difference["what"] == "max_context"
+            if difference["field"] == "max_context"
         }
         # A refused change is told, not lost.
         contexts = wished_contexts if change["state"] == "underway" else contexts | wished_contexts

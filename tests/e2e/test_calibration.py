@@ -41,7 +41,7 @@ def test_torch_measures_each_gpu_alone_and_all_together(engines: Path, tmp_path:
         async with asyncio.timeout(hang_s()):
             lines = [
                 line
-                async for line in ProcessHost(tmp_path).inquire(
+                async for line in ProcessHost(tmp_path).run_inquiry(
                     EngineRef(kind=kind, version=version), data
                 )
             ]
@@ -54,7 +54,7 @@ def test_torch_measures_each_gpu_alone_and_all_together(engines: Path, tmp_path:
     kinds = ["memory", "launch", "bfloat16", "int8"]
     two = ["peer_access", "peer_latency", "peer"]
     assert Counter(
-        (number.what, number.gpus, number.bytes) for number in measurement.numbers
+        (number.quantity, number.gpus, number.bytes) for number in measurement.numbers
     ) == Counter(
         [(measure, (rank,), 0) for measure in kinds for rank in range(3)]
         + [(measure, (0, 1), 0) for measure in two]

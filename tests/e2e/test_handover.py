@@ -163,7 +163,7 @@ def test_a_gateway_that_dies_before_serving_leaves_its_engines(
         assert gateway.show("m")["state"] == "ready"
         with pytest.raises(SettingsError, match="Another gateway"):
             lock(gateway.data)
-        takeover.take()
+        takeover.wait_for_release()
         assert takeover.ready == ("m",)
         assert gateway.client.post("/v1/completions", json=ASK).status_code == 200
         assert gateway.client.get("/admin/models").status_code == 503

@@ -37,7 +37,7 @@ def add(gateway: Gateway, folder: Path) -> None:
 
 
 # They have tests of their own: Sleep and Wake in test_sleep.py, the others below.
-LATER = ("Retire", "Sleep", "Wake", "NoteAbilities")
+LATER = ("EndAttemptAction", "SleepAction", "WakeAction", "NoteAbilities")
 
 
 @pytest.mark.parametrize("point", [point for point in FAILPOINTS if not point.startswith(LATER)])
@@ -66,7 +66,9 @@ def test_a_death_at_an_effect_costs_one_restart(tmp_path: Path, point: str) -> N
     assert not engines(gateway)
 
 
-@pytest.mark.parametrize("point", [point for point in FAILPOINTS if point.startswith("Retire")])
+@pytest.mark.parametrize(
+    "point", [point for point in FAILPOINTS if point.startswith("EndAttemptAction")]
+)
 def test_a_death_while_a_model_is_stopped_leaves_it_stopped(tmp_path: Path, point: str) -> None:
     with contextlib.closing(scripted_gateway(tmp_path)) as gateway:
         gateway.environment["FITSERVE_FAILPOINT"] = point
@@ -127,12 +129,12 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
 _CHANGES = {
     "Adopt.before": (None, []),
     "Adopt.after": (None, []),
-    "Finish.before": (None, []),
-    "GoInPlace.after": ("3090", []),
+    "CompleteChange.before": (None, []),
+    "ReplaceInPlace.after": ("3090", []),
     "StopRouting.after": ("3090", []),
-    "Replace.after": ("3090", []),
-    "GiveUp.before": (None, ["--gibberish"]),
-    "GiveUp.after": (None, ["--gibberish"]),
+    "RestartWithWish.after": ("3090", []),
+    "AbandonChange.before": (None, ["--gibberish"]),
+    "AbandonChange.after": (None, ["--gibberish"]),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.cli.demo.checkpoint import SENTENCE
 from gateway.domain import EngineRef, LaunchSpec, NodeLaunch
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 from gateway.engines.registry import engine_kind
 from gateway.hosts.nodes_host import NodesHost
 from gateway.hosts.process.host import ProcessHost
@@ -65,7 +65,9 @@ main()
 
 def node_flags(groups: int, port: int, node_rank: int) -> list[str]:
     kind = engine_kind(ENGINE.partition("==")[0])
-    return [*arguments(kind.node_flags(Meeting(2, groups, "127.0.0.1", port, port + 1), node_rank))]
+    return [
+        *arguments(kind.node_flags(Rendezvous(2, groups, "127.0.0.1", port, port + 1), node_rank))
+    ]
 
 
 def test_the_engine_reads_the_flags_of_every_layout(engines: Path, demo_model: Path) -> None:

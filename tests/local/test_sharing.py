@@ -193,8 +193,8 @@ async def test_a_busy_model_gives_memory_after_its_answers_and_plans_list_the_ta
         response = await gateway.client.post(
             "/admin/plan", json={"name": "x", "source": str(source), "engines": ["vllm==0.26.0"]}
         )
-        assert [take["model"] for take in response.json()["takes"]] == ["first"]
-        assert response.json()["takes"][0]["words"].startswith("first gives 4")
+        assert [take["model"] for take in response.json()["taken_offers"]] == ["first"]
+        assert response.json()["taken_offers"][0]["words"].startswith("first gives 4")
         hold.touch()
         body = {"model": "first", "prompt": "a", "max_tokens": 8, "stream": True}
         async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:

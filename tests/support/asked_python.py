@@ -21,7 +21,7 @@ def asked_in(
 
     async def run() -> tuple[list[bytes], str]:
         chunks: list[bytes] = []
-        lines = child.lines_of(
+        lines = child.stream_child_lines(
             script.command(python),
             script.input_bytes(document),
             cwd=Path(tempfile.gettempdir()),

@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[AttentionGroup, ...]] = {
     "gemma-2-9b": (full(21, 8, 256), sliding(21, 8, 256, 4096)),
     "gemma-3-1b": (full(4, 1, 256), sliding(22, 1, 256, 512)),
     "gemma-3-27b": (full(10, 16, 128), sliding(52, 16, 128, 1024)),
-    "gpt-oss-20b": (full(12, 8, 64, sinks=True), sliding(12, 8, 64, 128, sinks=True)),
+    "gpt-oss-20b": (full(12, 8, 64, has_sinks=True), sliding(12, 8, 64, 128, has_sinks=True)),
     "olmo-3-7b": (full(8, 32, 128), sliding(24, 32, 128, 4096)),
     "command-r7b": (full(8, 8, 128), sliding(24, 8, 128, 4096)),
     "gemma-4-e4b": (full(4, 2, 512), sliding(20, 2, 256, 512)),

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.hosts.cluster.membership import node_socket
-from gateway.hosts.cluster.strays import end_strays
+from gateway.hosts.cluster.strays import kill_orphaned_ray
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S, Patience, hang_s
 
@@ -220,7 +220,7 @@ class ClusterNodes:
 
     def _clear(self, node: ClusterNode) -> None:
         """End the processes of a machine without supervisor, and remove its network."""
-        end_strays(node_socket(node.data))
+        kill_orphaned_ray(node_socket(node.data))
         for pid in node.pids():
             os.kill(pid, signal.SIGKILL)
         _ip("netns", "del", node.namespace)

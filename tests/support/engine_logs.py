@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from gateway.diagnosis.lines.line_forms import EXCEPTION
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 
 SITE = "/opt/venv/lib/python3.12/site-packages"
 # Lines that begin a phase, in the words of both engines.
@@ -69,11 +69,11 @@ def split_example(example: str) -> tuple[list[str], str]:
     return frames, " ".join(words[len(frames) :])
 
 
-def shape_of(example: str, phase: str) -> Shape:
+def shape_of(example: str, phase: str) -> ExceptionShape:
     """The example of a structural row as the failure that the reader makes of it."""
     frames, exception_text = split_example(example)
     name = EXCEPTION.match(exception_text)
-    return Shape(
+    return ExceptionShape(
         name["name"] if name else "",
         exception_text[name.end() :] if name else exception_text,
         tuple(frames),

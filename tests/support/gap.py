@@ -11,7 +11,7 @@ GAP = RuleGap(
     capability="8.6",
     model="LlamaForCausalLM",
     argv=("--dtype=bfloat16",),
-    about="weights",
+    subject="weights",
     forecast="1 bytes on a rank",
     answer="2 bytes on a rank",
 )

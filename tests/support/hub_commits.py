@@ -29,5 +29,5 @@ def put_commit(disk: HubCache, files: Mapping[str, bytes], *, remote_code: bool 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(os.path.relpath(blob, path.parent))
     sizes = {name: len(content) for name, content in files.items()}
-    disk.note_whole(REPO, COMMIT, sizes, remote_code=remote_code)
+    disk.record_whole(REPO, COMMIT, sizes, remote_code=remote_code)
     return folder

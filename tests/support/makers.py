@@ -48,10 +48,10 @@ def engine(device: str = "cuda", version: str = "9.9.0", **changes: Any) -> Engi
     flags |= {
         "enforce-eager": Flag(type="bool"),
         "disable-custom-all-reduce": Flag(type="bool"),
-        "host": Flag(type="str", ours=True),
-        "chat-template": Flag(type="str", ours=True),
+        "host": Flag(type="str", is_reserved=True),
+        "chat-template": Flag(type="str", is_reserved=True),
         "enable-lora": Flag(type="bool"),
-        "lora-modules": Flag(type="str", ours=True),
+        "lora-modules": Flag(type="str", is_reserved=True),
         "max-lora-rank": Flag(type="int", choices=("8", "16")),
         "max-loras": Flag(type="int"),
     }

@@ -184,7 +184,7 @@ class MemoryHost:
     `spec.model`."""
 
     kind: str = "memory"
-    forks = True
+    can_fork = True
     machines: Machines | None = None
 
     def __init__(
@@ -205,7 +205,7 @@ class MemoryHost:
             report(words)
         report(f"{engine} is there.")
 
-    async def expect(self, spec: LaunchSpec) -> None:
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
         self.world.check("expect")
         self.world.expected.append(spec)
 
@@ -281,7 +281,7 @@ class MemoryHost:
             raise HostError(f"{engine} is pretended: it has no code to ask.")
         return engine.digest or f"{self.world.build} of {engine}"
 
-    async def inquire(
+    async def run_inquiry(
         self, engine: EngineRef, request: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         await self.identity(engine)
@@ -290,7 +290,7 @@ class MemoryHost:
             async for line in lines:
                 yield line
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:
         return ("forget", *names)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.domain import Cluster, Decision, Engine, Network, Plan
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.planner.nodes.over_nodes import decide_over_nodes
-from gateway.profiles.cluster_forms import cluster_of
+from gateway.profiles.cluster_forms import build_cluster
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.published import config, model_from_config
@@ -21,7 +21,7 @@ def decide_over(
     engine: Engine, machines: Sequence[str], model: str = "qwen3-30b-a3b", **fields: Any
 ) -> tuple[Decision, Cluster]:
     """The decision for machines at 10.0.0.1, 10.0.0.2 and so on, behind the interface cx7."""
-    cluster = cluster_of([PROFILES.hardware(name) for name in machines], FAST)
+    cluster = build_cluster([PROFILES.hardware(name) for name in machines], FAST)
     nodes = tuple(
         node.evolve(address=f"10.0.0.{number}", interface="cx7")
         for number, node in enumerate(cluster.nodes, start=1)
@@ -37,7 +37,7 @@ def decide_on(cluster: Cluster, engine: Engine, model: str, **fields: Any) -> De
         wish(replicas=fields.get("replicas")),
         promised_bytes=fields.get("promised_bytes", {}),
         gpus=PROFILES.gpus,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
         parsers=PROFILES.parsers,
     )
     return decide_over_nodes(inputs, cluster, [engine], PROFILES.rules([engine]))

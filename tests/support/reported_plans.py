@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.domain import Decision, Rejected
+from gateway.domain import Decision, RejectedPlan
 from gateway.models.catalog.structure_files import structure_text
 from gateway.models.drafter import Drafter
 from gateway.profiles.profiles import Profiles
@@ -36,11 +36,11 @@ def make_decision(
         PROFILES.facts,
         rules=rules,
         drafter=drafter,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
     )
 
 
-def rejection_of(decision: Decision, tensor_parallel: int) -> Rejected:
+def rejection_of(decision: Decision, tensor_parallel: int) -> RejectedPlan:
     return next(
         rejection for rejection in decision.rejected if rejection.tensor_parallel == tensor_parallel
     )

@@ -27,15 +27,15 @@ class SeparateHosts:
         self._hosts = dict(hosts)
         self._first = next(iter(self._hosts.values()))
         self.kind = self._first.kind
-        self.forks = self._first.forks
+        self.can_fork = self._first.can_fork
         self.machines: Machines | None = None
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         for host in self._hosts.values():
             await host.prepare(engine, report)
 
-    async def expect(self, spec: LaunchSpec) -> None:
-        await self._first.expect(spec)
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
+        await self._first.prepare_fork(spec)
 
     async def start(self, spec: LaunchSpec) -> Instance:
         node = spec.node or next(iter(self._hosts))
@@ -80,13 +80,13 @@ class SeparateHosts:
     async def identity(self, engine: EngineRef) -> str:
         return await self._first.identity(engine)
 
-    def inquire(
+    def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        return self._first.inquire(engine, document, gpus)
+        return self._first.run_inquiry(engine, document, gpus)
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
-        return await self._first.end_command(names)
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:
+        return await self._first.stop_command(names)
 
     async def close(self) -> None:
         for host in self._hosts.values():

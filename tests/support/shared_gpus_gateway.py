@@ -43,7 +43,7 @@ def main() -> None:
             serve()
             return
         with (
-            mock.patch.object(StartGate, "turn", at_once),
+            mock.patch.object(StartGate, "wait_for_turn", at_once),
             mock.patch.object(StartGate, "disturbance", return_value=""),
         ):
             serve()

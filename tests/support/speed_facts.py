@@ -21,7 +21,9 @@ def make_decision(
     **fields: Any,
 ) -> Decision:
     request = wish(**{"gpus": 1, "replicas": 1, **fields})
-    return decide(spec(), machine("2x3090"), [engine("cuda", version)], request, facts, pace=pace)
+    return decide(
+        spec(), machine("2x3090"), [engine("cuda", version)], request, facts, speed_knowledge=pace
+    )
 
 
 def bench(plan: Plan, part: float, concurrency: int | None = None) -> Bench:

@@ -10,8 +10,8 @@ import pytest
 from gateway.domain.grant import Grant
 from gateway.errors import FitserveError
 from gateway.keys import SCOPES as KNOWN_SCOPES
-from gateway.keys import digest_of, new_key
-from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys, key_of
+from gateway.keys import hash_key, new_key
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys, build_key
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.scopes import SCOPES
 from gateway.proxy.api.endpoints import ENDPOINTS, is_of_batches
@@ -90,15 +90,15 @@ HOSTILE = [
     "ключ".encode(),
     b"\xff\xfe\xed\xa0\x80",
     b"%s%n%x",
-    digest_of(ADMIN.encode()),
-    digest_of(ADMIN.encode()).hex().encode(),
+    hash_key(ADMIN.encode()),
+    hash_key(ADMIN.encode()).hex().encode(),
     bytes(32),
 ]
 
 
 @pytest.mark.parametrize("token", HOSTILE, ids=lambda token: repr(token)[:30])
 def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
-    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(new_key()))])
+    keys = Keys(Secret(ADMIN), None, [build_key(Grant(name="a"), hash_key(new_key()))])
     with pytest.raises(FitserveError) as error:
         keys.check(b"Bearer " + token, "inference")
     assert error.value.status == 401
@@ -107,7 +107,7 @@ def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
 
 def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time() -> None:
     key = new_key()
-    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(key))])
+    keys = Keys(Secret(ADMIN), None, [build_key(Grant(name="a"), hash_key(key))])
     with patch(
         "gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest
     ) as compare:
@@ -118,16 +118,16 @@ def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time(
                 assert token == "wrong"
     comparisons = [call.args for call in compare.call_args_list]
     assert [first_value for first_value, _ in comparisons] == [
-        digest_of(ADMIN.encode()),
-        digest_of(key),
-        digest_of(b"wrong"),
+        hash_key(ADMIN.encode()),
+        hash_key(key),
+        hash_key(b"wrong"),
     ]
     assert all(len(right) == 32 for _, right in comparisons)
 
 
 def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
     """The keys that are compared, and their number, are the same."""
-    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(new_key()))])
+    keys = Keys(Secret(ADMIN), None, [build_key(Grant(name="a"), hash_key(new_key()))])
 
     def work(token: bytes) -> list[tuple[int, bytes]]:
         with patch(

@@ -943,7 +943,8 @@ def third_person(verb: str) -> str:
     return f"{verb}es" if verb.endswith(("s", "sh", "ch")) else f"{verb}s"
 
 
-THIRD_PERSONS = {third_person(verb).capitalize() for verb in word_list("acts")} | {"Has"}
+DOCSTRING_VERBS = word_list("acts") | style_document()["retired_verbs"].keys()
+THIRD_PERSONS = {third_person(verb).capitalize() for verb in DOCSTRING_VERBS} | {"Has"}
 
 
 def is_third_person(docstring: str) -> bool:
@@ -1269,7 +1270,7 @@ def test_a_function_that_makes_an_error_says_so() -> None:
             f"{place(path, node.lineno)}: {node.name}"
             for path, node in makers
             # A refusal makes copies of itself.
-            if not node.name.endswith("_error") and returned_names(node.returns) != {"Refused"}
+            if not node.name.endswith("_error") and returned_names(node.returns) != {"RefusalError"}
         ],
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway import supervision
-from gateway.supervision import Setback, SupervisedTask
+from gateway.supervision import ErrorBackoff, SupervisedTask
 from tests.support.log_lines import capture_logs
 from tests.support.patience import HANG_S, Clock, hang_s
 
@@ -122,7 +122,7 @@ def test_pauses_double_up_to_a_minute_and_differ(monkeypatch: pytest.MonkeyPatch
     clock = Clock()
     monkeypatch.setattr(supervision, "time", clock)
     monkeypatch.setattr(supervision, "FIRST_REST_S", 1.0)
-    setbacks = [Setback("a test") for _ in range(20)]
+    setbacks = [ErrorBackoff("a test") for _ in range(20)]
     for seconds in (1, 2, 4, 8, 16, 32, 60, 60):
         for setback in setbacks:
             setback.record_failure(ValueError("x"))
@@ -138,7 +138,7 @@ def test_pauses_double_up_to_a_minute_and_differ(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_words_of_an_error_break_no_terminal_and_no_json() -> None:
-    setback = Setback("a test")
+    setback = ErrorBackoff("a test")
     setback.record_failure(ValueError("\ud800\x1b[31m\n" + "x" * 10_000))
     assert setback.problem is not None
     assert setback.problem.isprintable()

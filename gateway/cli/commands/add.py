@@ -22,7 +22,7 @@ from gateway.cli.options import (
     serving_fields,
     timeout_seconds,
 )
-from gateway.cli.present import CHECK_OMISSION, Detail, show_decision
+from gateway.cli.present import CHECK_OMISSION, PlanRows, show_decision
 from gateway.cli.text_tables import print_paragraph
 from gateway.domain.record import FrozenRecord
 
@@ -120,7 +120,7 @@ def _show_plan(body: dict[str, Any], *, as_json: bool) -> None:
     from gateway.domain import Decision
 
     decision = Decision.model_validate(call("POST", "/admin/models?dry_run=true", body))
-    detail = Detail(is_full=False, option="fitserve plan --all")
+    detail = PlanRows(is_full=False, option="fitserve plan --all")
     show_decision(decision, as_json=as_json, detail=detail)
     if not decision.plans:
         raise typer.Exit(3)

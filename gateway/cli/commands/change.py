@@ -161,7 +161,7 @@ def _engine_patch(name: str, engine: str, *, asks_user: bool, as_json: bool) -> 
         show_changes(wish_and_plan(answer))
     is_possible = answer["wish"] and not answer["reason"]
     if is_possible and asks_user:
-        _ask(name)
+        _confirm(name)
     return patch
 
 
@@ -178,18 +178,18 @@ def _commit_patch(name: str, *, asks_user: bool, as_json: bool) -> dict[str, Any
         return None
     if not as_json:
         changes = [
-            {"what": repo, "old": old_commits.get(repo, "-"), "new": commit}
+            {"field": repo, "former": old_commits.get(repo, "-"), "present": commit}
             for repo, commit in new_commits.items()
             if old_commits.get(repo) != commit
         ]
         show_changes(changes)
     if asks_user:
-        _ask(name)
+        _confirm(name)
     # Exactly the commits that were shown, even if the branch has moved since.
     return {"commits": {**dict.fromkeys(old_commits.keys() - new_commits.keys()), **new_commits}}
 
 
-def _ask(name: str) -> None:
+def _confirm(name: str) -> None:
     """Let the user agree to the change. Raises Exit if not."""
     if not typer.confirm(f"Change {name}?"):
         raise typer.Exit(1)
@@ -244,7 +244,7 @@ def _print_change(name: str, answer: Any, *, is_dry_run: bool) -> None:
         print_paragraph(f"No plan: {answer['reason']}")
     elif not answer["wish"]:
         print_paragraph(f"{name}: no change: the model has these values already")
-    elif not answer["anew"]:
+    elif not answer["restarts_engines"]:
         reason = answer.get("no_effect", "")
         effect = f"; the plan stays: {reason}" if reason else ""
         print_paragraph(f"{name}: no engine has to restart{effect}")

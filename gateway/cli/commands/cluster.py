@@ -115,11 +115,11 @@ def leave() -> None:
 def status(as_json: Json = False) -> None:
     """Show the machines of the cluster."""
     from gateway.cli.text_tables import print_table
-    from gateway.hosts.cluster.commands import ask_machines
+    from gateway.hosts.cluster.commands import query_machines
     from gateway.hosts.cluster.machine_views import machine_views
 
     settings = _cluster_settings()
-    states, views = ask_machines(_read_membership(settings))
+    states, views = query_machines(_read_membership(settings))
     if as_json:
         import json
 
@@ -187,6 +187,6 @@ def _host_name() -> str:
 
 
 def _read_membership(settings: Settings) -> Membership:
-    from gateway.hosts.cluster.gateway_side import membership_of
+    from gateway.hosts.cluster.gateway_side import load_membership
 
-    return membership_of(settings.data)
+    return load_membership(settings.data)

@@ -353,11 +353,11 @@ def engine_rm(
 def engine_gaps(as_json: Json = False) -> None:
     """Print where engines contradict the rules, for a bug report. Model names and paths are left
     out."""
-    from gateway.engines.inquiry.gap_book import GapBook
+    from gateway.engines.inquiry.gap_book import RuleGapStore
     from gateway.settings import load_settings
     from gateway.version import __version__
 
-    gaps = GapBook(load_settings().data / "answers/gaps").load()
+    gaps = RuleGapStore(load_settings().data / "answers/gaps").load()
     if as_json:
         say(json.dumps([gap.model_dump(mode="json") for gap in gaps], indent=2))
         return
@@ -373,7 +373,7 @@ def engine_gaps(as_json: Json = False) -> None:
     for gap in gaps:
         rules = "its rules" if gap.rules == gap.engine else f"the rules of {gap.rules}"
         device = f"compute capability {gap.capability}" if gap.capability else "a CPU"
-        say(f"\n### {gap.engine} on {device}: {gap.about}")
+        say(f"\n### {gap.engine} on {device}: {gap.subject}")
         say(f"- {rules} say: {gap.forecast}\n- the engine says: {gap.answer}")
         say(f"- model: {gap.model}\n- asked: `{' '.join(gap.argv)}`\n- answered by: {gap.source}")
 

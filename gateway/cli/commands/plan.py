@@ -34,7 +34,7 @@ from gateway.model_folder import model_folder
 
 if TYPE_CHECKING:
     from gateway.domain import Decision, Hardware, MeasuredStart, Wish
-    from gateway.planner.service.neighbours import Neighbourhood
+    from gateway.planner.service.neighbours import JointPlanning
     from gateway.planner.service.startable import Startable
     from gateway.profiles.profiles import Profiles
 
@@ -97,7 +97,7 @@ def plan(
     if network and decision is None:
         usage_error("--network needs several machines, such as --hardware 2xgb10.")
     if hardware is None and not check:
-        decision = _ask_gateway(wish.evolve(source=source))
+        decision = _query_gateway(wish.evolve(source=source))
     if decision is None:
         wish = _add_image_engine(wish)
         if check:
@@ -111,7 +111,7 @@ def plan(
         raise typer.Exit(3)
 
 
-def _ask_gateway(wish: Wish) -> Decision | None:
+def _query_gateway(wish: Wish) -> Decision | None:
     """The decision of the running gateway, which knows its engines and facts. None without one."""
     import os
 
@@ -179,11 +179,11 @@ def _show_together(
         raise typer.Exit(3)
 
 
-def _neighbourhood(wish: Wish, hardware: str | None, network: str | None) -> Neighbourhood:
+def _neighbourhood(wish: Wish, hardware: str | None, network: str | None) -> JointPlanning:
     """The machine for several models. wish: of one of them, for the engines that can start."""
     from functools import partial
 
-    from gateway.planner.service.neighbours import Neighbourhood
+    from gateway.planner.service.neighbours import JointPlanning
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.store.recovery import records_at_rest
 
@@ -193,11 +193,11 @@ def _neighbourhood(wish: Wish, hardware: str | None, network: str | None) -> Nei
     name, machine = planner.machine(hardware)
     if hardware is not None:
         _say_assumptions(name, machine)
-        return Neighbourhood(planner.decide_request, name, machine)
+        return JointPlanning(planner.decide_request, name, machine)
     startable = _startable(wish, planner.profiles)
     facts, _ = records_at_rest(startable.data / "fitserve.db")
     decide = partial(planner.decide_request, startable=startable, facts=facts)
-    return Neighbourhood(decide, "", machine)
+    return JointPlanning(decide, "", machine)
 
 
 def _plan_for_cluster(
@@ -205,10 +205,10 @@ def _plan_for_cluster(
 ) -> Decision | None:
     """The decision for several machines; None: `hardware` is one machine."""
     from gateway.planner.service.offline import OfflinePlanner
-    from gateway.profiles.cluster_forms import network_of
+    from gateway.profiles.cluster_forms import parse_network
 
     planner = OfflinePlanner.read_environment()
-    cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
+    cluster = planner.profiles.cluster(hardware, parse_network(network) if network else None)
     if cluster is None:
         return None
     if asks_engine:

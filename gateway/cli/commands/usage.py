@@ -18,7 +18,7 @@ _SUMS = (
     "prompt_tokens",
     "completion_tokens",
     "cached_tokens",
-    "untold_requests",
+    "requests_without_usage",
     "estimated_tokens",
 )
 _HEADS = ("REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNCOUNTED", "ESTIMATED")

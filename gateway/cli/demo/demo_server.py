@@ -167,10 +167,12 @@ def _command_text() -> str:
 def _interrupt_on_signals() -> Iterator[None]:
     """SIGTERM acts like Ctrl-C, and Ctrl-C acts even if a shell started this in the background."""
 
-    def end(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

@@ -176,7 +176,7 @@ def mig(hardware: Hardware) -> MachineCheck | None:
 
 def driver(hardware: Hardware, engines: Iterable[Engine]) -> MachineCheck | None:
     """The driver, compared with the CUDA version of every engine that could start here."""
-    if not any(gpu.kept is None for gpu in hardware.gpus):
+    if not any(gpu.reservation_reason is None for gpu in hardware.gpus):
         return None
     min_drivers = {engine.ref: engine.min_driver for engine in engines if engine.device == "cuda"}
     if not min_drivers:

@@ -17,7 +17,7 @@ from gateway.cli.port import port_problem
 from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Engine, Hardware
 from gateway.domain.units import GIB
-from gateway.engines.common.speed.gpu_measurements import Measured
+from gateway.engines.common.speed.gpu_measurements import MachineMeasurements
 from gateway.errors import FitserveError, HostError, SettingsError
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
@@ -169,8 +169,10 @@ def _check_gpus(hardware: Hardware) -> MachineCheck:
     finding = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
     finding += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
     missing_notes = [note for note in hardware.notes if " is left out: " in note]
-    missing_notes += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
-    excluded = [str(gpu.index) for gpu in hardware.gpus if gpu.kept]
+    missing_notes += [
+        f"GPU {gpu.index}: {gpu.loss_reason}" for gpu in hardware.gpus if gpu.loss_reason
+    ]
+    excluded = [str(gpu.index) for gpu in hardware.gpus if gpu.reservation_reason]
     finding += f"; excluded from fitserve: {', '.join(excluded)}" if excluded else ""
     if missing_notes:
         reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot. Until then no engine starts on it."
@@ -183,9 +185,11 @@ def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
     cards = Profiles(settings.profiles_dir).card_table
     unknown_gpus = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
     measured_facts_of_gpus = (
-        Measured(valid_facts(measured_facts(settings.data / "fitserve.db"), hardware.driver, ()))
+        MachineMeasurements(
+            valid_facts(measured_facts(settings.data / "fitserve.db"), hardware.driver, ())
+        )
         if unknown_gpus
-        else Measured()
+        else MachineMeasurements()
     )
     missing_names = sorted(
         {
@@ -270,22 +274,22 @@ def _check_agent(settings: Settings) -> MachineCheck:
 
 def _cluster(settings: Settings) -> MachineCheck | None:
     """The membership of this machine; None where no cluster is wanted."""
-    from gateway.hosts.cluster.commands import ask_machines
+    from gateway.hosts.cluster.commands import query_machines
     from gateway.hosts.cluster.exposure import exposed_servers
-    from gateway.hosts.cluster.gateway_side import membership_of
+    from gateway.hosts.cluster.gateway_side import load_membership
     from gateway.hosts.cluster.head_check import check_head
     from gateway.hosts.cluster.membership import read_membership
 
     try:
         if settings.host_kind != "cluster" and read_membership(settings.data) is None:
             return None
-        membership = membership_of(settings.data)
+        membership = load_membership(settings.data)
         asyncio.run(check_head(membership, os.environ))
     except SettingsError as error:
         return MachineCheck("cluster", "fail", error.message, error.hint)
     answers = f"the head at {membership.head} answers, with this machine's token, Ray and Python"
     try:
-        _, views = ask_machines(membership)
+        _, views = query_machines(membership)
     except FitserveError as error:
         return MachineCheck("cluster", "fail", error.message, error.hint)
     if exposed_addresses := asyncio.run(exposed_servers(views, membership)):

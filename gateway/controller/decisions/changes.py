@@ -6,17 +6,17 @@ The new engine starts alongside the old one where there is room, otherwise in it
     -                               by another wish             EndTrial
     -                               starts, or stops            -
     -                               ready                       Adopt
-    -                               finds no room               GoInPlace
-    -                               failed, by a new wish       GiveUp
-    -                               failed, on the way back     GoInPlace
-    does not serve                  none                        Replace
-    serves                          none                        TryBeside
+    -                               finds no room               ReplaceInPlace
+    -                               failed, by a new wish       AbandonChange
+    -                               failed, on the way back     ReplaceInPlace
+    does not serve                  none                        RestartWithWish
+    serves                          none                        StartTrial
     serves, in place, another starts none                       -
     serves, in place                none                        StopRouting
     unrouted, still answers         none                        -
-    unrouted, answers no more       none                        Replace
-    none, one failed by a new wish  none                        GiveUp
-    none, all serve by a new wish   none                        Finish
+    unrouted, answers no more       none                        RestartWithWish
+    none, one failed by a new wish  none                        AbandonChange
+    none, all serve by a new wish   none                        CompleteChange
 
 A refused change is undone in the same way: the previous wish becomes the wish of all replicas
 again. Every step may be repeated.
@@ -38,7 +38,7 @@ _MIN_TOKENS_SHARE = 0.95
 
 
 @dataclass(frozen=True)
-class TryBeside:
+class StartTrial:
     index: int
 
 
@@ -53,7 +53,7 @@ class EndTrial:
 
 
 @dataclass(frozen=True)
-class GoInPlace:
+class ReplaceInPlace:
     index: int
 
 
@@ -65,23 +65,32 @@ class StopRouting:
 
 
 @dataclass(frozen=True)
-class Replace:
+class RestartWithWish:
     """The engine stops, and the next one follows the wanted wish."""
 
     index: int
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class AbandonChange:
     reason: str
 
 
 @dataclass(frozen=True)
-class Finish:
+class CompleteChange:
     pass
 
 
-Step = TryBeside | Adopt | EndTrial | GoInPlace | StopRouting | Replace | GiveUp | Finish
+Step = (
+    StartTrial
+    | Adopt
+    | EndTrial
+    | ReplaceInPlace
+    | StopRouting
+    | RestartWithWish
+    | AbandonChange
+    | CompleteChange
+)
 
 
 @dataclass(frozen=True)
@@ -93,17 +102,17 @@ class ReplicaStatus:
     is_starting: not serving yet.
     must_be_replaced: whether no plan fits next to its engine.
     is_unrouted: no new request goes there.
-    answers: requests are in flight.
+    answers_requests: requests are in flight.
     failure: why no engine starts by this wish; "" if one served or still may.
     """
 
     index: int
     generation: int
-    serves: bool
+    is_serving: bool
     is_starting: bool = False
     must_be_replaced: bool = False
     is_unrouted: bool = False
-    answers: bool = False
+    answers_requests: bool = False
     failure: str = ""
 
 
@@ -133,24 +142,28 @@ def next_step(
         (r for r in replicas if is_new and r.generation == target and r.failure), None
     )
     if failed_replica is not None:
-        return GiveUp(failed_replica.failure)
+        return AbandonChange(failed_replica.failure)
     # Replicas without requests come first.
     replica = min(
         (old_replica for old_replica in replicas if old_replica.generation != target),
-        key=lambda old_replica: old_replica.serves,
+        key=lambda old_replica: old_replica.is_serving,
         default=None,
     )
     if replica is None:
-        return Finish() if is_new and all(new_replica.serves for new_replica in replicas) else None
-    if not replica.serves:
-        return Replace(replica.index)
+        return (
+            CompleteChange()
+            if is_new and all(new_replica.is_serving for new_replica in replicas)
+            else None
+        )
+    if not replica.is_serving:
+        return RestartWithWish(replica.index)
     if not replica.must_be_replaced:
-        return TryBeside(replica.index)
+        return StartTrial(replica.index)
     if not replica.is_unrouted:
         return (
             None if any(sibling.is_starting for sibling in replicas) else StopRouting(replica.index)
         )
-    return None if replica.answers else Replace(replica.index)
+    return None if replica.answers_requests else RestartWithWish(replica.index)
 
 
 def _trial_step(target: int, is_new: bool, trial: TrialStatus) -> Step | None:
@@ -162,9 +175,9 @@ def _trial_step(target: int, is_new: bool, trial: TrialStatus) -> Step | None:
         case "ready":
             return Adopt()
         case "no_memory":
-            return GoInPlace(trial.index)
+            return ReplaceInPlace(trial.index)
         case "failed":
-            return GiveUp(trial.reason) if is_new else GoInPlace(trial.index)
+            return AbandonChange(trial.reason) if is_new else ReplaceInPlace(trial.index)
     return None
 
 
@@ -203,16 +216,18 @@ def is_as_good(trial: Plan, replacement: Plan) -> bool:
 class Difference(Value):
     """One difference. None: the value is absent or unset."""
 
-    what: str
-    old: str | None
-    new: str | None
+    field: str
+    former: str | None
+    present: str | None
 
 
 def diff_wishes(old_wish: Wish, new_wish: Wish) -> tuple[Difference, ...]:
     """The differences between two wishes. Values of variables are hidden, as they may be
     secrets."""
     return tuple(
-        Difference(what=name, old=_shown_value(name, old_wish), new=_shown_value(name, new_wish))
+        Difference(
+            field=name, former=_shown_value(name, old_wish), present=_shown_value(name, new_wish)
+        )
         for name in Wish.model_fields
         if getattr(old_wish, name) != getattr(new_wish, name)
     )
@@ -237,7 +252,7 @@ def diff_plans(old_plan: Plan, new_plan: Plan) -> tuple[Difference, ...]:
     """The differences between two plans, results included."""
     old_facts, new_facts = dict(_plan_facts(old_plan)), dict(_plan_facts(new_plan))
     return tuple(
-        Difference(what=name, old=old_facts.get(name), new=new_facts.get(name))
+        Difference(field=name, former=old_facts.get(name), present=new_facts.get(name))
         for name in dict.fromkeys((*old_facts, *new_facts))
         if old_facts.get(name) != new_facts.get(name)
     )
@@ -246,7 +261,7 @@ def diff_plans(old_plan: Plan, new_plan: Plan) -> tuple[Difference, ...]:
 def no_effect_reason(wish: Iterable[Difference], old_plan: Plan, new_plan: Plan) -> str:
     """The reason why a changed wish leaves the plan as it is; "": it changes the plan, or no field
     of the wish is part of a plan."""
-    fields = {difference.what for difference in wish}
+    fields = {difference.field for difference in wish}
     if fields <= _LIVE_FIELDS or diff_plans(old_plan, new_plan):
         return ""
     reasons = [

@@ -155,32 +155,33 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Eviction:
-    """An eviction and its reason. `ends`: the engine stops, even if it could sleep."""
+    """An eviction and its reason. `stops_engine`: the engine stops, even if it could sleep."""
 
     cause: EvictionCause
     reason: str
-    ends: bool = False
+    stops_engine: bool = False
 
 
 @dataclass(frozen=True)
-class Moves:
+class EvictionDecision:
     """The evictions, and the models that must not be loaded now, with the reason.
 
-    A model in neither stays as it is, and is loaded where it is out. `first` is the model that is
+    A model in neither stays as it is, and is loaded where it is out. `next_to_load`: the model that
+    is
     loaded next: its start is prepared while others leave.
     """
 
     evictions: Mapping[CopyId, Eviction] = field(default_factory=dict)
     hold_reasons: Mapping[str, str] = field(default_factory=dict)
-    first: str = field(default="", compare=False)
+    next_to_load: str = field(default="", compare=False)
 
 
-def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
+def decide_evictions(models: Iterable[LoadedModel], now: float) -> EvictionDecision:
     """The evictions and holds for all models now."""
     models = list(models)
     evictions: dict[CopyId, Eviction] = {}
     for model in models:
-        evictions |= _evictions_of(model, now)
+        evictions |= _list_evictions(model, now)
     hold_reasons = {model.name: STOP_REASON for model in models if model.is_stopped}
     in_progress = bool(evictions) or _is_any("leaves", models)
     first: LoadedModel | None = None
@@ -202,16 +203,16 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     for model in models:
         if reason := _idle_hold_reason(model, now, is_moving=is_moving):
             hold_reasons[model.name] = reason
-    return Moves(evictions, hold_reasons, first.name if first is not None else "")
+    return EvictionDecision(evictions, hold_reasons, first.name if first is not None else "")
 
 
-def _evictions_of(model: LoadedModel, now: float) -> dict[CopyId, Eviction]:
+def _list_evictions(model: LoadedModel, now: float) -> dict[CopyId, Eviction]:
     """The copies that leave for no other model: their owner stops them, or nobody uses them."""
     eviction: Eviction | None = None
     if model.is_stopped:
-        eviction = Eviction("owner", "its owner stops it", ends=True)
+        eviction = Eviction("owner", "its owner stops it", stops_engine=True)
     elif model.is_unloaded:
-        eviction = Eviction("owner", "its owner unloads it", ends=True)
+        eviction = Eviction("owner", "its owner unloads it", stops_engine=True)
     if eviction is not None:
         return {
             copy_id: eviction
@@ -281,7 +282,9 @@ def _evictions_for(
             )
             if must_stay or copy.is_watched:
                 return {}
-            evictions[copy_id] = Eviction("room", f"it makes room for {model.name}", ends=ends)
+            evictions[copy_id] = Eviction(
+                "room", f"it makes room for {model.name}", stops_engine=ends
+            )
     return evictions
 
 

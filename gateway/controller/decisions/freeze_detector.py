@@ -74,15 +74,15 @@ class FreezeDetector:
 
     # --- observations ---
 
-    def note_health(self, now: float, *, is_healthy: bool) -> None:
+    def record_health(self, now: float, *, is_healthy: bool) -> None:
         """Note whether the health check was answered."""
         if is_healthy:
             self._answered_at = now
         self._unanswered_s = now - self._answered_at
 
-    def note_processes(self, now: float, processes: Sequence[EngineProcess]) -> None:
+    def record_processes(self, now: float, processes: Sequence[EngineProcess]) -> None:
         """Note all processes of the engine; none if the host does not report them."""
-        self._stopped_processes = tuple(process for process in processes if process.stopped)
+        self._stopped_processes = tuple(process for process in processes if process.is_stopped)
         self._stopped_since = (self._stopped_since or now) if self._stopped_processes else None
         self._stays_stopped = self.stopped_s(now) >= CONFIRM_S
         cpu = {process.pid: process.cpu_s for process in processes}
@@ -95,12 +95,12 @@ class FreezeDetector:
         if compiling(process.command for process in processes):
             self._moved_at = now
 
-    def note_metrics(self, now: float, metrics: object) -> None:
+    def record_metrics(self, now: float, metrics: object) -> None:
         """Note its metrics in any comparable form; None if it has none."""
         if metrics is None or metrics != self._metrics:
             self._metrics, self._moved_at, self._silent_since = metrics, now, None
 
-    def note_probe(self, now: float, *, is_alive: bool) -> None:
+    def record_probe(self, now: float, *, is_alive: bool) -> None:
         """Note whether the engine answered the smallest request, sent at `now`."""
         self._silent_since = None if is_alive else self._silent_since or now
         if is_alive:

@@ -4,18 +4,19 @@ that decides.
     wanted?  attempt   instance       condition        action
     no       -         running        -                Stop, then forget
     yes      none      any            -                Stop (the engine of an ended attempt)
-    yes      none      absent         -                MakePlan (or Rest: back-off, quarantine)
-    yes      none      absent         held back        Rest (the reason comes from eviction.py)
-    yes      starting  any            evicted          Retire
-    yes      ready     running        evicted, idle    Sleep if it can; else Retire, then Stop
-    yes      asleep    running        its turn         Wake, unless another copy serves; also after
-                                                       an interrupted sleep or wake
-    yes      asleep    running        has to end       Retire
-    yes      asleep    exited/absent  -                Retire: nobody misses it
-    yes      any       any            could not sleep  Retire
+    yes      none      absent         -                MakePlan (or NoAction: back-off, quarantine)
+    yes      none      absent         held back        NoAction (the reason comes from eviction.py)
+    yes      starting  any            evicted          EndAttemptAction
+    yes      ready     running        evicted, idle    SleepAction if it can; else EndAttemptAction
+                                                       and Stop
+    yes      asleep    running        its turn         WakeAction, unless another copy serves; also
+                                                       after an interrupted sleep or wake
+    yes      asleep    running        has to end       EndAttemptAction
+    yes      asleep    exited/absent  -                EndAttemptAction: nobody misses it
+    yes      any       any            could not sleep  EndAttemptAction
     yes      starting  absent         -                Launch (also if created and never run)
     yes      starting  running        proof            Fail
-    yes      starting  running        answering        Verify, then Publish
+    yes      starting  running        answering        VerifyAction, then RouteAction
     yes      starting  exited         -                Fail
     yes      ready     running        proof (hang)     Fail
     yes      ready     running        new abilities    NoteAbilities
@@ -49,12 +50,12 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Verify:
+class VerifyAction:
     attempt: Attempt
 
 
 @dataclass(frozen=True)
-class Publish:
+class RouteAction:
     attempt: Attempt
 
 
@@ -73,21 +74,21 @@ class Fail:
 
 
 @dataclass(frozen=True)
-class Retire:
+class EndAttemptAction:
     """End an attempt that did not fail. The engine of the attempt stops then."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True)
-class Sleep:
+class SleepAction:
     """Put the engine to sleep. If it cannot, or frees too little memory, its attempt ends."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True)
-class Wake:
+class WakeAction:
     attempt: Attempt
 
 
@@ -98,7 +99,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Rest:
+class NoAction:
     """Nothing to do. Users see `state` and `reason`; `recheck_at` is the next look in Unix seconds,
     if any."""
 
@@ -121,15 +122,15 @@ class Rest:
 Action = (
     MakePlan
     | Launch
-    | Verify
-    | Publish
+    | VerifyAction
+    | RouteAction
     | NoteAbilities
     | Fail
-    | Retire
-    | Sleep
-    | Wake
+    | EndAttemptAction
+    | SleepAction
+    | WakeAction
     | Stop
-    | Rest
+    | NoAction
 )
 
 
@@ -160,13 +161,13 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class PendingEviction:
     """The eviction of a wanted replica, if any."""
 
     reason: str = ""
     is_drained: bool = False
     """Nothing is in flight at its engine, and nothing will be."""
-    sleeps: bool = False
+    may_sleep: bool = False
     """Its engine may be put to sleep instead of stopped."""
 
 
@@ -181,10 +182,10 @@ class ReplicaSnapshot:
     history: tuple[Attempt, ...] = ()
     instance: Instance | None = None
     observation: Observation = Observation()
-    tail: tuple[str, ...] = ()
+    last_log_lines: tuple[str, ...] = ()
     planning: PlanState = PlanState()
     demand: Demand = Demand()
-    leaving: Leaving = Leaving()
+    leaving: PendingEviction = PendingEviction()
     is_busy: bool = False
     """An effect for this replica is under way."""
     is_spent: bool = False
@@ -199,10 +200,10 @@ def next_action(
     No engine is shown as starting while it leaves, or while its owner has stopped the model.
     """
     action = _next_action(replica, now, backoff_s, backoff_max_s)
-    if not (isinstance(action, Rest) and action.state in ("starting", "verifying")):
+    if not (isinstance(action, NoAction) and action.state in ("starting", "verifying")):
         return action
     if replica.leaving.reason or replica.demand.is_stopped:
-        return Rest("stopping", replica.leaving.reason or replica.demand.load_block_reason)
+        return NoAction("stopping", replica.leaving.reason or replica.demand.load_block_reason)
     return action
 
 
@@ -211,16 +212,16 @@ def _next_action(
 ) -> Action:
     attempt, instance = replica.attempt, replica.instance
     if not replica.is_wanted:
-        return Stop(instance.name) if instance and not replica.is_busy else Rest("stopping")
+        return Stop(instance.name) if instance and not replica.is_busy else NoAction("stopping")
     if attempt is None:
         if replica.is_busy:
-            return Rest("starting", "planning")
+            return NoAction("starting", "planning")
         if instance is not None:
             return Stop(instance.name)
         return _next_attempt(replica, now, backoff_s, backoff_max_s)
     if replica.is_spent and not replica.is_busy:
-        return Retire(attempt)
-    if attempt.asleep is not None or (attempt.serves and replica.observation.sleeping):
+        return EndAttemptAction(attempt)
+    if attempt.asleep is not None or (attempt.serves and replica.observation.is_sleeping):
         return _sleep_action(replica, attempt)
     if replica.observation.proof is not None:
         return Fail(attempt, replica.observation.proof)
@@ -239,47 +240,53 @@ def _instance_action(
     """The action for an engine of another plan, or whose log is still read; else None."""
     if instance.fingerprint != attempt.fingerprint:
         reason = "replacing an engine that runs by another plan than the recorded one"
-        return Stop(instance.name, reason) if not replica.is_busy else Rest("starting", reason)
-    if instance.state == "exited" and not replica.observation.log_ended:
-        return Rest("starting", "reading the end of its log")
+        return Stop(instance.name, reason) if not replica.is_busy else NoAction("starting", reason)
+    if instance.state == "exited" and not replica.observation.has_log_ended:
+        return NoAction("starting", "reading the end of its log")
     return None
 
 
 def _evict(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an idle engine that has to leave."""
     runs = replica.instance is not None and replica.instance.state == "running"
-    if attempt.state == "ready" and replica.leaving.sleeps and runs:
-        return Rest("stopping", replica.leaving.reason) if replica.is_busy else Sleep(attempt)
-    return Retire(attempt)
+    if attempt.state == "ready" and replica.leaving.may_sleep and runs:
+        return (
+            NoAction("stopping", replica.leaving.reason)
+            if replica.is_busy
+            else SleepAction(attempt)
+        )
+    return EndAttemptAction(attempt)
 
 
 def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for a ready engine."""
     if replica.instance is None or replica.instance.state != "running":
-        return Fail(attempt, _end_failure(replica, attempt, "serving", was_ready=True))
+        return Fail(attempt, _exit_failure(replica, attempt, "serving", was_ready=True))
     if replica.leaving.reason:
-        return Rest("stopping", f"{replica.leaving.reason}; requests in flight are answered first")
+        return NoAction(
+            "stopping", f"{replica.leaving.reason}; requests in flight are answered first"
+        )
     abilities = replica.observation.abilities
     if abilities is not None and abilities != attempt.abilities and not replica.is_busy:
         return NoteAbilities(attempt, abilities)
     freeze_reason = replica.observation.freeze_reason
-    return Rest("unreachable", freeze_reason) if freeze_reason else Rest("ready")
+    return NoAction("unreachable", freeze_reason) if freeze_reason else NoAction("ready")
 
 
 def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that starts."""
     instance, phase = replica.instance, replica.observation.phase
     if instance is None or instance.state == "created":
-        return Rest("starting", phase) if replica.is_busy else Launch(attempt)
+        return NoAction("starting", phase) if replica.is_busy else Launch(attempt)
     if instance.state == "exited":
         if replica.is_busy:
-            return Rest("starting", phase)
-        return Fail(attempt, _end_failure(replica, attempt, phase, was_ready=False))
-    if replica.observation.verified:
-        return Publish(attempt)
+            return NoAction("starting", phase)
+        return Fail(attempt, _exit_failure(replica, attempt, phase, was_ready=False))
+    if replica.observation.is_verified:
+        return RouteAction(attempt)
     if replica.observation.is_healthy and not replica.is_busy:
-        return Verify(attempt)
-    return Rest("verifying" if replica.observation.is_healthy else "starting", phase)
+        return VerifyAction(attempt)
+    return NoAction("verifying" if replica.observation.is_healthy else "starting", phase)
 
 
 def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
@@ -287,30 +294,34 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     observation = replica.observation
     runs = replica.instance is not None and replica.instance.state == "running"
     if not runs or observation.proof is not None:
-        return Retire(attempt)
+        return EndAttemptAction(attempt)
     if replica.is_busy:
         if replica.leaving.reason:
-            return Rest("stopping", replica.leaving.reason)
-        return Rest("starting" if replica.demand.is_requested else "asleep", observation.phase)
+            return NoAction("stopping", replica.leaving.reason)
+        return NoAction("starting" if replica.demand.is_requested else "asleep", observation.phase)
     is_settled = attempt.is_sleep_confirmed
-    if replica.leaving.reason and not (replica.leaving.sleeps and is_settled):
-        return Retire(attempt)
+    if replica.leaving.reason and not (replica.leaving.may_sleep and is_settled):
+        return EndAttemptAction(attempt)
     if not is_settled:
-        return Wake(attempt) if observation.is_healthy else Rest("starting", observation.phase)
-    return Rest("asleep") if replica.leaving.reason else _wake_action(replica, attempt)
+        return (
+            WakeAction(attempt)
+            if observation.is_healthy
+            else NoAction("starting", observation.phase)
+        )
+    return NoAction("asleep") if replica.leaving.reason else _sleeping_action(replica, attempt)
 
 
-def _wake_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
+def _sleeping_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that sleeps and may stay: it wakes up on demand, unless something
     holds it."""
     demand, planning = replica.demand, replica.planning
     if not (demand.is_requested or demand.is_spare):
-        return Rest("asleep")
+        return NoAction("asleep")
     if not demand.load_block_reason and planning.blocked_reason is None:
-        return Wake(attempt)
+        return WakeAction(attempt)
     keeps_sleep = demand.is_spare and planning.blocked_reason and not planning.is_promised
     comes = demand.is_requested and not keeps_sleep
-    return Rest(
+    return NoAction(
         "starting" if comes else "asleep", demand.load_block_reason or planning.blocked_reason or ""
     )
 
@@ -338,14 +349,14 @@ def _next_attempt(
 ) -> Action:
     """The action for a replica without an engine: a new plan, or the reason why none is made."""
     if replica.demand.is_stopped:
-        return Rest("stopped", replica.demand.load_block_reason)
+        return NoAction("stopped", replica.demand.load_block_reason)
     streak = failures_in_a_row(replica.history)
     delay = _quarantine(streak, replica.policy.max_attempts)
     delay = delay or _back_off(streak, now, backoff_s, backoff_max_s)
     if delay is not None:
         return delay
     if replica.demand.load_block_reason:
-        return Rest(
+        return NoAction(
             "starting" if replica.demand.is_requested else "stopped",
             replica.demand.load_block_reason,
         )
@@ -354,7 +365,7 @@ def _next_attempt(
     return MakePlan()
 
 
-def _quarantine(streak: Sequence[Attempt], max_attempts: int) -> Rest | None:
+def _quarantine(streak: Sequence[Attempt], max_attempts: int) -> NoAction | None:
     """The rest after failures that no further start avoids. None: another start may succeed."""
     if not streak:
         return None
@@ -365,16 +376,16 @@ def _quarantine(streak: Sequence[Attempt], max_attempts: int) -> Rest | None:
             if len(streak) == 1
             else f"{len(streak)} starts failed in a row, the last"
         )
-        return Rest("quarantined", f"{failure_words} with {_failure_cause(last_failure)}")
+        return NoAction("quarantined", f"{failure_words} with {_failure_cause(last_failure)}")
     if last_failure is not None and last_failure.cure == "user":
         reason = f"no other plan avoids {_failure_cause(last_failure)} {last_failure.advice}"
-        return Rest("quarantined", reason.rstrip())
+        return NoAction("quarantined", reason.rstrip())
     return None
 
 
 def _back_off(
     streak: Sequence[Attempt], now: float, backoff_s: float, backoff_max_s: float
-) -> Rest | None:
+) -> NoAction | None:
     """The rest after failures of the environment. None: the next start needs no wait."""
     failure = streak[-1].failure if streak else None
     # The next plan avoids a lost GPU, so there is nothing to wait for.
@@ -387,16 +398,16 @@ def _back_off(
     # `ended_at` is wall time: a clock that was set back must not stretch the wait.
     retry_at = (streak[-1].ended_at or now) + wait_s
     if now < retry_at <= now + wait_s:
-        return Rest("backing_off", f"after {_failure_cause(failure)}", retry_at)
+        return NoAction("backing_off", f"after {_failure_cause(failure)}", retry_at)
     return None
 
 
-def _plan_refusal(replica: ReplicaSnapshot, reason: str) -> Rest:
+def _plan_refusal(replica: ReplicaSnapshot, reason: str) -> NoAction:
     """The rest of a replica that found no plan."""
     on_request, is_requested = replica.planning.waits_for_request, replica.demand.is_requested
     if replica.planning.is_promised or (on_request and is_requested):
-        return Rest("starting", reason)
-    return Rest("stopped" if on_request else "no_plan", reason)
+        return NoAction("starting", reason)
+    return NoAction("stopped" if on_request else "no_plan", reason)
 
 
 def _failure_cause(failure: Failure | None) -> str:
@@ -411,7 +422,7 @@ def _was_ended_by_environment(attempt: Attempt) -> bool:
     return attempt.failure is not None and is_environmental(attempt.failure)
 
 
-def _end_failure(
+def _exit_failure(
     replica: ReplicaSnapshot, attempt: Attempt, phase: str, *, was_ready: bool
 ) -> Failure:
     instance = replica.instance or Instance(
@@ -421,4 +432,4 @@ def _end_failure(
         fingerprint=attempt.fingerprint,
         state="exited",
     )
-    return exit_failure(instance, phase, replica.tail, was_ready=was_ready)
+    return exit_failure(instance, phase, replica.last_log_lines, was_ready=was_ready)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.controller.decisions.changes import diff_plans, diff_wishes
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.domain import Attempt, Change, Choice, Offer, Plan, Wish
 from gateway.domain.facts import Event, EventKind
-from gateway.domain.phases import detail_beside
+from gateway.domain.phases import detail_without_state
 from gateway.domain.units import duration_text, plural
 
 Milestone = Literal["", "chosen", "started", "ready", "ended"]
@@ -45,7 +45,7 @@ class ReportedReplica:
 
     index: int
     attempts: tuple[Attempt, ...] = ()
-    status: Rest = field(default_factory=lambda: Rest("starting"))
+    status: NoAction = field(default_factory=lambda: NoAction("starting"))
     phase: str = ""
     watched: int | None = None
     awaited_offers: tuple[Offer, ...] = ()
@@ -82,7 +82,7 @@ class ReportedMilestones:
     def milestone(self, attempt: Attempt) -> Milestone:
         return self._milestones.get(attempt.id, "")
 
-    def note(self, number: int, milestone: Milestone) -> None:
+    def record(self, number: int, milestone: Milestone) -> None:
         self._milestones[number] = milestone
         if len(self._milestones) > 2 * _ENDED_STARTS_MAX:
             ended_numbers = sorted(
@@ -136,7 +136,7 @@ def events_of_model(
         )
     yield from _endpoint_events(former_model, new_model, now)
     if former_model is not None and former_model.state != new_model.state:
-        detail = detail_beside(new_model.state, new_model.detail)
+        detail = detail_without_state(new_model.state, new_model.detail)
         text = (
             f"{new_model.wish.name} {_STATE_VERBS.get(new_model.state, f'is {new_model.state}')}"
             + (f": {detail}" if detail else ".")
@@ -192,10 +192,10 @@ def _change_events(
         differences = _difference_rows(diff_wishes(wish, change.wish))
         text = f"{name} is being changed: {_differences_text(differences)}."
         yield "model.changing", text, {"differences": differences}
-    was_refused = is_same_change and former_change is not None and former_change.refused
-    if change is not None and change.refused and not was_refused:
-        text = f"{name} stays as it was: {change.refused}"
-        yield "model.change_refused", text, {"reason": change.refused}
+    was_refused = is_same_change and former_change is not None and former_change.refusal_text
+    if change is not None and change.refusal_text and not was_refused:
+        text = f"{name} stays as it was: {change.refusal_text}"
+        yield "model.change_refused", text, {"reason": change.refusal_text}
     if former_model.wish != wish:
         differences = _difference_rows(diff_wishes(former_model.wish, wish))
         if differences:
@@ -215,7 +215,7 @@ def _replica_events(
         former_milestone = reported_milestones.milestone(attempt)
         present_milestone = milestone_of_attempt(attempt, is_watched=is_watched)
         if _MILESTONE_ORDER.index(former_milestone) < _MILESTONE_ORDER.index(present_milestone):
-            reported_milestones.note(attempt.id, present_milestone)
+            reported_milestones.record(attempt.id, present_milestone)
             earlier_attempt = new_replica.attempts[position - 1] if position else None
             yield from _start_events(
                 model, new_replica, earlier_attempt, attempt, former_milestone, now
@@ -290,7 +290,7 @@ def _late_abilities(
 
 
 def _status_events(
-    name: str, former_status: Rest, status: Rest, now: float
+    name: str, former_status: NoAction, status: NoAction, now: float
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     if status == former_status:
         return
@@ -512,11 +512,15 @@ def _earlier_replica(
 
 
 def _difference_rows(changes: Iterable[Any]) -> list[dict[str, Any]]:
-    return [{"what": change.what, "old": change.old, "new": change.new} for change in changes]
+    return [
+        {"field": change.field, "former": change.former, "present": change.present}
+        for change in changes
+    ]
 
 
 def _differences_text(differences: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(
-        f"{difference['what']} {difference['old'] or 'unset'} -> {difference['new'] or 'unset'}"
+        f"{difference['field']} {difference['former'] or 'unset'}"
+        f" -> {difference['present'] or 'unset'}"
         for difference in differences
     )

@@ -57,7 +57,7 @@ class EventBatch(NamedTuple):
 class EventLog:
     """Numbers events, stores them, and hands them to listeners.
 
-    Used only by the event loop. Call `begin` before `tell`.
+    Used only by the event loop. Call `start` before `append`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -72,7 +72,7 @@ class EventLog:
         self._writing: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[bool] | None = None
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         try:
             self.newest_number = self.at_start = (
                 await asyncio.to_thread(self._table.bounds)
@@ -81,7 +81,7 @@ class EventLog:
             log.warning("earlier events could not be read", error=str(error))
         self._writing = asyncio.create_task(self._write_batches())
 
-    def tell(self, events: Iterable[Event]) -> None:
+    def append(self, events: Iterable[Event]) -> None:
         """Record events soon.
 
         The iterable is consumed later in a thread, so its inputs must not change.
@@ -136,7 +136,7 @@ class EventLog:
     async def next(self, number: int, limit: int, model: str | None) -> list[Event]:
         return await asyncio.to_thread(self._table.events_after, number, limit, model)
 
-    async def more(self, within_s: float) -> bool:
+    async def wait_for_events(self, within_s: float) -> bool:
         """Wait for more events or the end. False: nothing came within the time."""
         try:
             async with asyncio.timeout(within_s):
@@ -145,10 +145,10 @@ class EventLog:
             return False
         return True
 
-    def end(self) -> None:
+    def drain(self) -> None:
         """End the log: listeners get the remaining events, and then the end."""
         self._is_ending = True
-        self._wake()
+        self._notify_readers()
 
     def is_over(self, number: int) -> bool:
         """Whether no event follows this one."""
@@ -187,14 +187,14 @@ class EventLog:
             return False
         else:
             self._is_failing = False
-            self._keep_recent(added)
+            self._cache_recent(added)
         finally:
             self._is_recording = False
             if added or self._is_failing or self._is_ending:
-                self._wake()
+                self._notify_readers()
         return True
 
-    def _keep_recent(self, added: list[RecordedEvent]) -> None:
+    def _cache_recent(self, added: list[RecordedEvent]) -> None:
         if added:
             if self._recent and added[0].number != self._recent[-1].number + 1:
                 # Another process has written events: a gateway that took over, or that was
@@ -217,7 +217,7 @@ class EventLog:
             _recorded_events(self._table.add(events_to_add, time.time())) if events_to_add else []
         )
 
-    def _wake(self) -> None:
+    def _notify_readers(self) -> None:
         self._record_event.set()
         self._record_event = asyncio.Event()
 

@@ -28,7 +28,7 @@ from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.access.keyring import StoredKey
 from gateway.settings import Settings
 from gateway.store.store import Store
-from gateway.supervision import Setback, SupervisedTask
+from gateway.supervision import ErrorBackoff, SupervisedTask
 from gateway.version import __version__
 
 # Seconds between two looks at the installed engines.
@@ -69,12 +69,12 @@ class Observer:
         self._throttled: dict[str, float] = {}
         self._known_keys: dict[str, StoredKey] = {}
         self._engines: frozenset[str] | None = None
-        self._setback = Setback("telling events")
+        self._setback = ErrorBackoff("telling events")
         self._next = 0.0
         self._next_look: asyncio.TimerHandle | None = None
         self._looking: SupervisedTask | None = None
 
-    def begin(self, store: Store) -> list[Event]:
+    def load_position(self, store: Store) -> list[Event]:
         """Read from the store how far events were reported. Blocks.
 
         Returns the removals that happened while no gateway ran, for `start`. Raises StoreError.
@@ -87,11 +87,11 @@ class Observer:
         event_ids = {number for number, _ in reported_attempts}
         for number, kind in reported_attempts:
             if (reached := milestone_of_event(kind)) != "":
-                self._milestones.note(number, reached)
+                self._milestones.record(number, reached)
         for name, model in self._models.items():
             for attempt in (past for replica in model.replicas for past in replica.attempts):
                 if attempt.id not in event_ids and attempt.started_at < oldest_at:
-                    self._milestones.note(
+                    self._milestones.record(
                         attempt.id, milestone_of_attempt(attempt, is_watched=True)
                     )
             if models.get(name) == "model.added" or model.created_at < oldest_at:
@@ -110,7 +110,7 @@ class Observer:
 
     def start(self, endings: list[Event]) -> None:
         """Start on the event loop, which all later calls use too."""
-        self._events.tell(endings)
+        self._events.append(endings)
         details: dict[str, Any] = {
             "version": __version__,
             "workers": self._settings.workers,
@@ -129,7 +129,7 @@ class Observer:
         self._publish_event(
             _new_event(time.time(), "gateway.stopped", "The gateway stops; engines run on.")
         )
-        self._events.end()
+        self._events.drain()
 
     async def close(self) -> None:
         if self._next_look is not None:
@@ -162,12 +162,14 @@ class Observer:
                     self._reported_fingerprints[name] = fingerprint
                     former_model = self._now.get(name)
                     self._now[name] = _reported_model(model)
-                    self._events.tell(
+                    self._events.append(
                         events_of_model(former_model, self._now[name], self._milestones, now)
                     )
             for name in [name for name in self._now if name not in self._models]:
                 self._reported_fingerprints.pop(name, None)
-                self._events.tell(events_of_model(self._now.pop(name), None, self._milestones, now))
+                self._events.append(
+                    events_of_model(self._now.pop(name), None, self._milestones, now)
+                )
             self._look_at_gpus(now)
             self._look_at_keys(now)
         except Exception as error:
@@ -176,7 +178,7 @@ class Observer:
             self._setback.clear()
 
     def _publish_event(self, event: Event) -> None:
-        self._events.tell((event,))
+        self._events.append((event,))
 
     def _look_at_gpus(self, now: float) -> None:
         if self._gpus.lost_cards is not self._lost_gpus:

@@ -67,13 +67,13 @@ class Webhook:
         self._failures = 0
         self._client = EngineClient(1)
         self._telling = SupervisedTask(
-            self._tell, "delivering events to a webhook", receiver=self._receiver
+            self._deliver_batch, "delivering events to a webhook", receiver=self._receiver
         )
 
     async def close(self) -> None:
         await self._telling.close()
 
-    async def _tell(self) -> float | None:
+    async def _deliver_batch(self) -> float | None:
         """Deliver some events. Returns the seconds until the next look."""
         if self._number is None:
             cursor = await asyncio.to_thread(self._table.cursor, self._reader)
@@ -81,7 +81,7 @@ class Webhook:
             self._number = cursor if cursor is not None else self._events.at_start
             if cursor is None:
                 # Undelivered events would be skipped after the next start without this note.
-                await self._note_delivery(self._number)
+                await self._record_delivery(self._number)
         batch = await self._events.events_after(self._number)
         if batch.has_gap:
             log.warning(
@@ -91,13 +91,13 @@ class Webhook:
             if self._wants_event(event):
                 if not await self._deliver(event):
                     return None
-                await self._note_delivery(event.number)
+                await self._record_delivery(event.number)
             self._number = event.number
         has_moved, self._number = batch.number != self._number, batch.number
         if batch.events or batch.has_gap or has_moved:
-            await self._note_delivery(batch.number)
+            await self._record_delivery(batch.number)
         elif not self._events.is_over(batch.number):
-            await self._events.more(_LISTEN_S)
+            await self._events.wait_for_events(_LISTEN_S)
         else:
             return None
         return 0
@@ -105,10 +105,10 @@ class Webhook:
     def _wants_event(self, event: RecordedEvent) -> bool:
         return any(fnmatchcase(event.kind, pattern) for pattern in self._patterns)
 
-    async def _note_delivery(self, number: int) -> None:
+    async def _record_delivery(self, number: int) -> None:
         # The event is sent again after a restart. The log has reported the full disk.
         with contextlib.suppress(StoreError):
-            await asyncio.to_thread(self._table.note_cursor, self._reader, number)
+            await asyncio.to_thread(self._table.record_cursor, self._reader, number)
 
     async def _deliver(self, event: RecordedEvent) -> bool:
         """Deliver the event. Returns whether it is done with; False: the receiver wants no more."""

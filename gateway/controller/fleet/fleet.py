@@ -10,9 +10,9 @@ from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.planning_context import PlanningContext
 from gateway.controller.fleet.replica_promises import (
-    attempts_of,
     combined_bytes,
     last_caps,
+    list_attempts,
     live_promises,
     outlived_plan,
     restorable_plan,
@@ -21,7 +21,7 @@ from gateway.diagnosis.ending import is_environmental
 from gateway.domain import Attempt, Failure, Offer, Plan, Promise, Sharing, Wish
 from gateway.domain.value import MAX_BYTES
 from gateway.errors import Conflict, no_model_error
-from gateway.planner.sharing.leaving import Leaver, leave_offers
+from gateway.planner.sharing.leaving import EvictionCandidate, leave_offers
 from gateway.planner.sharing.offers import gift_bytes
 from gateway.planner.sharing.promised_bytes import sum_promises
 from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
@@ -48,7 +48,7 @@ class Fleet:
         self.unasked_models: Collection[str] = ()
         """The models without requests now."""
 
-    def admit(self, model: ManagedModel) -> ManagedModel:
+    def add_model(self, model: ManagedModel) -> ManagedModel:
         """Add a new model, with one replica for each that its wish asks for."""
         model.replicas = [
             ReplicaState(model.wish.name, index)
@@ -73,7 +73,7 @@ class Fleet:
         for model in self.models.values():
             yield from model.all_replicas
 
-    def unblock(self, names: Collection[str] | None = None) -> None:
+    def schedule_replanning(self, names: Collection[str] | None = None) -> None:
         """Let replicas without a plan look again, as memory or GPUs became free.
 
         names: the models whose inputs changed; None: all models. Replicas that wait for other
@@ -134,7 +134,7 @@ class Fleet:
         if sibling_plan is not None:
             # A second copy may only evict others, not shrink them.
             may_evict = model.serving and not is_trial
-            offers = [offer for offer in sharing.offers if may_evict and offer.how != "surplus"]
+            offers = [offer for offer in sharing.offers if may_evict and offer.kind != "surplus"]
             sharing = sharing._replace(offers=tuple(offers), plan_to_restore=restorable)
             wish = wish.evolve(replicas=1, **_copy_size(wish, sibling_plan))
             return PlanningContext(wish, promised_bytes, sharing, is_copy=True)
@@ -152,7 +152,7 @@ class Fleet:
             else sharing._replace(plan_to_restore=restorable)
         )
         return PlanningContext(
-            self.wish_beside_others(wish), promised_bytes, sharing, if_asked=if_asked
+            self.wish_beside_others(wish), promised_bytes, sharing, offers_on_request=if_asked
         )
 
     def sharing(
@@ -166,7 +166,7 @@ class Fleet:
         neighbours = {name: self.models[name] for name in held_bytes}
         pinned_names = {name for name, model in neighbours.items() if model.wish.policy.pinned}
         promises = tuple(
-            Promise(model=name, gives=given_bytes, pinned=name in pinned_names)
+            Promise(model=name, bytes_by_gpu=given_bytes, is_pinned=name in pinned_names)
             for name, given_bytes in sorted(held_bytes.items())
             if given_bytes
         )
@@ -180,13 +180,13 @@ class Fleet:
         ]
         # Replicas that give most come first, so that few have to give. The second offer of a copy
         # follows after the first offers of all copies.
-        surplus.sort(key=lambda pair: (pair[0], -sum(pair[1].gives.values())))
+        surplus.sort(key=lambda pair: (pair[0], -sum(pair[1].bytes_by_gpu.values())))
         caps = {name: last_caps(model) for name, model in neighbours.items()}
         may = [*self.evictable_copies(requester)]
         if requester is not None:
             requester.evictable_copies_at_last_plan = frozenset(may)
         evictions = self._eviction_offers(requester, may)
-        past = attempts_of(requester, replica) if requester is not None else []
+        past = list_attempts(requester, replica) if requester is not None else []
         former_gpus = past[-1].plan.gpus if past else ()
         return Sharing(
             current_cap(past, caps),
@@ -213,7 +213,7 @@ class Fleet:
 
         Without requests there are none. A second copy evicts only models without requests.
         """
-        if requester is None or (requester.asks and not requester.serving):
+        if requester is None or (requester.needs_evictions and not requester.serving):
             yield from self.eviction_order
         elif requester.has_requests and requester.serving:
             yield from (
@@ -258,11 +258,11 @@ class Fleet:
             )
         )
 
-    def _leaver(self, replica: ReplicaState) -> Leaver:
+    def _leaver(self, replica: ReplicaState) -> EvictionCandidate:
         attempt = replica.attempt
         sleeps = attempt is not None and attempt.serves and attempt.plan.sleep_mode.value
         copies = len(self.models[replica.model].replicas)
-        return Leaver(
+        return EvictionCandidate(
             replica.model,
             replica.index,
             copies,
@@ -329,7 +329,7 @@ class Fleet:
             (
                 (name, awaited_offer)
                 for name, awaited_offer in awaited_offers
-                if (awaited_offer.model, awaited_offer.replica, awaited_offer.how)
+                if (awaited_offer.model, awaited_offer.replica, awaited_offer.kind)
                 == (model.wish.name, offer.replica, "surplus")
             ),
             key=lambda name_and_offer: name_and_offer[0] != requester,
@@ -346,7 +346,7 @@ class Fleet:
         names = {requester}
         for name, awaited_offer in waiting_offers:
             if not chosen_offers or combined_bytes([*chosen_offers, awaited_offer]) <= max(
-                largest_offer.gives.values()
+                largest_offer.bytes_by_gpu.values()
             ):
                 chosen_offers.append(awaited_offer)
                 names.add(name)
@@ -411,17 +411,17 @@ class Fleet:
                 for offer in replica.planning.awaited_offers
                 if self.has_given(offer, replica.model)
             )
-            yield from gift_bytes((*replica.planning.gifts, *awaited_gifts)).items()
+            yield from gift_bytes((*replica.planning.received_offers, *awaited_gifts)).items()
 
     def has_given(self, offer: Offer, requester: str) -> bool:
         """Whether a replica has given KV cache to this requester. A requester that came later gets
         nothing."""
         giver = self.models.get(offer.model)
-        if offer.how != "surplus" or giver is None or offer.replica >= len(giver.replicas):
+        if offer.kind != "surplus" or giver is None or offer.replica >= len(giver.replicas):
             return False
         replica = giver.replicas[offer.replica]
         cap = replica.attempt.plan.cap if replica.attempt is not None else None
-        return cap is not None and cap.bytes <= offer.keeps and requester in replica.gave_to
+        return cap is not None and cap.bytes <= offer.keeps and requester in replica.cache_receivers
 
     def held_bytes(
         self, model: ManagedModel, replica: ReplicaState | None = None
@@ -461,7 +461,7 @@ class Fleet:
                         shape=shape(attempt.plan),
                         phase=engine_phase,
                         phase_since=now,
-                        measures=measures,
+                        is_measuring=measures,
                         is_proved=proved,
                     )
 
@@ -513,7 +513,7 @@ class Fleet:
         wishes += [
             model.change.wish
             for model in self.models.values()
-            if model.change is not None and not model.change.refused
+            if model.change is not None and not model.change.refusal_text
         ]
         owners = {name: other_wish.name for other_wish in wishes for name in names(other_wish)}
         wish_names = names(wish)

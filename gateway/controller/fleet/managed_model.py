@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from gateway.controller.decisions.eviction import STOP_REASON, CopyId, Eviction
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.fleet.plan_inputs import FailedPlanning
 from gateway.controller.fleet.preparation import Preparation
 from gateway.controller.watch.endpoint_watcher import EndpointWatcher
@@ -34,7 +34,7 @@ from gateway.domain import (
 from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.logging import Logger
 from gateway.planner.starts import EnginePhase
-from gateway.supervision import Setback
+from gateway.supervision import ErrorBackoff
 
 log = Logger("fitserve.loop")
 
@@ -66,7 +66,7 @@ class ReplicaPlanning:
     """Memory became free, or a request came, while its plan was made."""
     awaited_offers: tuple[Offer, ...] = ()
     """Offers of other models that it waits for before it is planned."""
-    gifts: tuple[Offer, ...] = ()
+    received_offers: tuple[Offer, ...] = ()
     """The gifts of others for it, reserved until it has a plan."""
     requested_copies: set[tuple[str, int, str]] = field(default_factory=set)
     """The copies last asked to give, and how, since it last had a plan."""
@@ -80,14 +80,14 @@ class ReplicaPlanning:
         """Seconds from a block to the next plan without a known change: a Hub may answer again."""
         return min(REPLAN_S * 2.0 ** min(self.failure_count, 16), _MAX_REPLAN_S)
 
-    def block(self, reason: str) -> None:
+    def block_planning(self, reason: str) -> None:
         """Note that nothing can be started for now."""
         self.blocked_reason, self.blocked_at = reason, time.monotonic()
-        self.awaited_offers, self.gifts, self.waits_for_request = (), (), False
+        self.awaited_offers, self.received_offers, self.waits_for_request = (), (), False
 
-    def rest_as_before(self, failed_planning: FailedPlanning) -> None:
+    def restore_block(self, failed_planning: FailedPlanning) -> None:
         """Note that nothing has changed since its last plan, which found nothing."""
-        self.block(failed_planning.reason)
+        self.block_planning(failed_planning.reason)
         self.blocked_at = failed_planning.at
         self.waits_for_request = failed_planning.waits_for_request
 
@@ -96,16 +96,16 @@ class ReplicaPlanning:
 
         Returns whether the set of givers has changed.
         """
-        self.block("waits: " + "; ".join(offer.words for offer in offers))
+        self.block_planning("waits: " + "; ".join(offer.words for offer in offers))
         former_copies = self.requested_copies
-        self.requested_copies = {(offer.model, offer.replica, offer.how) for offer in offers}
+        self.requested_copies = {(offer.model, offer.replica, offer.kind) for offer in offers}
         self.awaited_offers, self.intended_plan = offers, intended_plan
         return self.requested_copies != former_copies
 
-    def receive(self, gifts: tuple[Offer, ...]) -> None:
+    def accept_offers(self, gifts: tuple[Offer, ...]) -> None:
         """Note that the gifts have arrived. The memory of the gifts is reserved until the replica
         is planned."""
-        self.blocked_reason, self.awaited_offers, self.gifts = None, (), gifts
+        self.blocked_reason, self.awaited_offers, self.received_offers = None, (), gifts
 
     def wait_for_request(
         self, reason: str, offers: tuple[Offer, ...], *, needs_request: bool
@@ -119,12 +119,14 @@ class ReplicaPlanning:
             if needs_request
             else "A request loads it by this"
         )
-        self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in offers)}")
+        self.block_planning(
+            f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in offers)}"
+        )
         self.waits_for_request = True
 
 
 @dataclass
-class Succession:
+class ReplicaRollout:
     """The part of one replica in a change of its model's wish: the replica may be the trial, or the
     predecessor whose engine makes room."""
 
@@ -154,9 +156,9 @@ class ReplicaState:
     task: asyncio.Task[None] | None = None
     is_stopping: bool = False
     progress: str = ""
-    gave_to: frozenset[str] = frozenset()
+    cache_receivers: frozenset[str] = frozenset()
     """The models for which it last gave KV cache."""
-    status: Rest = Rest("starting")
+    status: NoAction = NoAction("starting")
     generation: int = 0
     """The generation of the wish that it is planned by."""
     preparation: Preparation | None = None
@@ -167,18 +169,18 @@ class ReplicaState:
     """The attempt that this gateway launched. Phases of other starts were not seen whole."""
     conditions: StartConditions = StartConditions()
     """The conditions under which its present engine started."""
-    spent_attempt: int | None = None
+    unsleepable_attempt: int | None = None
     """The attempt whose engine could not fall asleep or wake up. It ends."""
     eviction: Eviction | None = None
     """Its eviction: it gets no request until its engine is stopped or asleep."""
     wake_times: tuple[float, float] | None = None
     """When its engine was last asked to wake up, and when it answered; None: it never slept."""
     planning: ReplicaPlanning = field(default_factory=ReplicaPlanning)
-    succession: Succession = field(default_factory=Succession)
-    setback: Setback = field(init=False)
+    succession: ReplicaRollout = field(default_factory=ReplicaRollout)
+    setback: ErrorBackoff = field(init=False)
 
     def __post_init__(self) -> None:
-        self.setback = Setback("a replica", model=self.model, replica=self.index)
+        self.setback = ErrorBackoff("a replica", model=self.model, replica=self.index)
 
     @property
     def problems(self) -> Iterator[str]:
@@ -199,7 +201,7 @@ class ReplicaState:
 
     def show_leave(self, reason: str) -> None:
         """Show until the next pass that the engine is on its way out."""
-        self.status = Rest("stopping", f"{reason}; requests in flight are answered first")
+        self.status = NoAction("stopping", f"{reason}; requests in flight are answered first")
 
     @property
     def is_launching(self) -> bool:
@@ -262,25 +264,25 @@ class ReplicaState:
         self.watcher, neighbour.watcher = neighbour.watcher, self.watcher
         self.generation, neighbour.generation = neighbour.generation, self.generation
 
-    def end_change(self) -> None:
+    def finish_change(self) -> None:
         """Note that its engine serves the changed wish."""
         self.succession.must_be_replaced = self.succession.awaits_successor = False
         self.succession.unrouted_at = self.planning.blocked_reason = None
 
-    def end_preparation(self) -> None:
+    def cancel_preparation(self) -> None:
         if self.preparation is not None:
-            self.preparation.end()
+            self.preparation.cancel()
             self.preparation = None
 
-    def begin_inquiry(self, inquiry: Coroutine[Any, Any, None]) -> None:
+    def start_inquiry(self, inquiry: Coroutine[Any, Any, None]) -> None:
         """Begin an inquiry for its turn, unless one runs."""
         if self.early_inquiry is not None and not self.early_inquiry.done():
             inquiry.close()
             return
         self.early_inquiry = asyncio.create_task(inquiry)
-        self.early_inquiry.add_done_callback(_note_inquiry)
+        self.early_inquiry.add_done_callback(_log_inquiry_failure)
 
-    def end_inquiry(self) -> None:
+    def cancel_inquiry(self) -> None:
         if self.early_inquiry is not None:
             self.early_inquiry.cancel()
             self.early_inquiry = None
@@ -288,7 +290,7 @@ class ReplicaState:
     async def retire_watcher(self) -> None:
         """Stop watching an engine that stops next. The copy of its log goes on."""
         if self.watcher is not None:
-            await self._end_copy()
+            await self._cancel_copy()
             # `unwatch` finds it here too if this is cancelled.
             self.retired_watcher, self.watcher = self.watcher, None
             if self.retired_watcher is not None and not await self.retired_watcher.retire():
@@ -299,9 +301,9 @@ class ReplicaState:
         if self.watcher is not None:
             watcher, self.watcher = self.watcher, None
             await watcher.close()
-        await self._end_copy()
+        await self._cancel_copy()
 
-    async def _end_copy(self) -> None:
+    async def _cancel_copy(self) -> None:
         if self.retired_watcher is not None:
             watcher, self.retired_watcher = self.retired_watcher, None
             await watcher.close()
@@ -313,7 +315,7 @@ class ReplicaState:
         if (
             self.attempt is not None
             and self.attempt.asleep is not None
-            and self.attempt.asleep.gave is None
+            and self.attempt.asleep.freed_bytes is None
         ):
             return "loading"
         if (
@@ -399,22 +401,22 @@ class ManagedModel:
     """The model had no request since it was last away."""
     waits_for_request: bool = False
     """Its requests wait for it, as it may be evicted or has to wait for evictions."""
-    setback: Setback = field(init=False)
+    setback: ErrorBackoff = field(init=False)
 
     def __post_init__(self) -> None:
-        self.setback = Setback("a model", model=self.wish.name)
+        self.setback = ErrorBackoff("a model", model=self.wish.name)
 
     @property
     def wanted_generation(self) -> int:
         """The generation that all replicas shall have."""
         return (
             self.change.generation
-            if self.change is not None and not self.change.refused
+            if self.change is not None and not self.change.refusal_text
             else self.generation
         )
 
     @property
-    def newest(self) -> int:
+    def newest_generation(self) -> int:
         """The newest generation of its wishes, refused ones included."""
         replicas = [*self.replicas, *([self.trial] if self.trial is not None else [])]
         attempts = [
@@ -432,7 +434,7 @@ class ManagedModel:
         return self.change.wish if self.change is not None and is_new else self.wish
 
     @property
-    def asks(self) -> bool:
+    def needs_evictions(self) -> bool:
         """Whether others are evicted for it where there is no room."""
         return self.has_requests or self.wish.policy.pinned
 
@@ -444,19 +446,19 @@ class ManagedModel:
         )
 
     @property
-    def needs(self) -> tuple[CopyId, ...]:
+    def copies_to_evict(self) -> tuple[CopyId, ...]:
         """The copies of other models that must be evicted before it can be loaded."""
         offers = (offer for replica in self.replicas for offer in replica.planning.awaited_offers)
         return tuple(
-            sorted({(offer.model, offer.replica) for offer in offers if offer.how != "surplus"})
+            sorted({(offer.model, offer.replica) for offer in offers if offer.kind != "surplus"})
         )
 
     @property
-    def ends(self) -> tuple[CopyId, ...]:
+    def copies_to_stop(self) -> tuple[CopyId, ...]:
         """The needed copies that must stop, as sleep would free too little."""
         offers = (offer for replica in self.replicas for offer in replica.planning.awaited_offers)
         return tuple(
-            sorted({(offer.model, offer.replica) for offer in offers if offer.how == "stop"})
+            sorted({(offer.model, offer.replica) for offer in offers if offer.kind == "stop"})
         )
 
     def remember_answers(self, result: InquiryResult) -> None:
@@ -486,7 +488,7 @@ class ManagedModel:
             if replica.has_engine:
                 replica.show_leave("its owner stops it")
             else:
-                replica.status = Rest("stopped", STOP_REASON)
+                replica.status = NoAction("stopped", STOP_REASON)
 
     @property
     def serving(self) -> list[Attempt]:
@@ -539,7 +541,7 @@ def share_parts(plan: Plan, replica: ReplicaState) -> Plan:
     )
 
 
-def _note_inquiry(inquiry: asyncio.Task[None]) -> None:
+def _log_inquiry_failure(inquiry: asyncio.Task[None]) -> None:
     # The start at its turn asks itself where no answer is kept.
     if not inquiry.cancelled() and (error := inquiry.exception()) is not None:
         log.warning("an early inquiry failed", error=str(error))

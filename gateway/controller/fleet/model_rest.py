@@ -45,7 +45,7 @@ REPLICA_FIELDS = (
     "planning.blocked_at",
     "planning.looks_again",
     "planning.awaited_offers",
-    "planning.gifts",
+    "planning.received_offers",
     "generation",
     "eviction",
     "planning.waits_for_request",
@@ -86,7 +86,7 @@ def is_at_rest(model: ManagedModel) -> bool:
     """Whether a pass has nothing to do for the model as long as its fingerprint stays."""
     return not (
         model.is_deleting
-        or model.asks
+        or model.needs_evictions
         or model.trial is not None
         or model.has_pending_changes
         or model.setback.problem is not None
@@ -140,7 +140,7 @@ class RestingModels:
                 awake_models.append(model)
         return awake_models
 
-    def note(self, models: Iterable[ManagedModel], circumstances: object, now_s: float) -> None:
+    def record(self, models: Iterable[ManagedModel], circumstances: object, now_s: float) -> None:
         """Let the models rest that need nothing after the look at them."""
         for model in models:
             if is_at_rest(model):

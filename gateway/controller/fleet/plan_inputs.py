@@ -125,7 +125,7 @@ def machine_and_memory(hardware: Hardware) -> tuple[tuple[Any, ...], FreeMemory]
 def context_state(context: PlanningContext) -> ContextState:
     """The state of a context."""
     sharing = context.sharing
-    values = (context.wish, sharing.cap, *sharing.offers, *context.if_asked)
+    values = (context.wish, sharing.cap, *sharing.offers, *context.offers_on_request)
     return ContextState(
         hash(
             (

@@ -13,11 +13,12 @@ class PlanningContext(NamedTuple):
     """The wish as other models leave it, bytes per GPU UUID that others may use, and the sharing.
 
     is_copy: another replica has a plan already, whose decision users see.
-    if_asked: offers of other models that are made only when a request waits for this model.
+    offers_on_request: offers of other models that are made only when a request waits for this
+        model.
     """
 
     wish: Wish
     promised_bytes: dict[str, int]
     sharing: Sharing = NO_SHARING
     is_copy: bool = False
-    if_asked: tuple[Offer, ...] = ()
+    offers_on_request: tuple[Offer, ...] = ()

@@ -27,7 +27,7 @@ class LaunchFiles:
 
 
 class Preparation:
-    """Files that are brought, and then read ahead, until `end`.
+    """Files that are brought, and then read ahead, until `cancel`.
 
     A start waits only for `files`. The reading goes on while its engine imports its code.
     """
@@ -46,8 +46,8 @@ class Preparation:
         self._report: Report = _ignore
         self._progress = ""
         self._tasks = tasks
-        self._files = self._begin_work(self._fetch_files(bring))
-        self._files.add_done_callback(_note_failure)
+        self._files = self._start_work(self._fetch_files(bring))
+        self._files.add_done_callback(_log_failure)
         self._reading: asyncio.Task[object] | None = None
 
     def serves(self, plan: Plan) -> bool:
@@ -65,7 +65,7 @@ class Preparation:
         # A cancelled start leaves the files for the next one.
         return await asyncio.shield(self._files)
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         """Bring and read nothing more."""
         self._files.cancel()
         if self._reading is not None:
@@ -74,11 +74,11 @@ class Preparation:
     async def _fetch_files(
         self, bring: Callable[[Plan, Report], Awaitable[LaunchFiles]]
     ) -> LaunchFiles:
-        files = await bring(self._plan, self._note_progress)
-        self._reading = self._begin_work(self._read_files(files))
+        files = await bring(self._plan, self._record_progress)
+        self._reading = self._start_work(self._read_files(files))
         return files
 
-    def _begin_work(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _start_work(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -87,7 +87,7 @@ class Preparation:
     async def _read_files(self, files: LaunchFiles) -> object:
         return await self._read_ahead(self._plan, files)
 
-    def _note_progress(self, progress: str) -> None:
+    def _record_progress(self, progress: str) -> None:
         self._progress = progress
         self._report(progress)
 
@@ -96,7 +96,7 @@ def _file_sources(plan: Plan) -> tuple[object, ...]:
     return plan.engine.kind, plan.model, plan.drafter, plan.adapters
 
 
-def _note_failure(files: asyncio.Task[LaunchFiles]) -> None:
+def _log_failure(files: asyncio.Task[LaunchFiles]) -> None:
     # A start that needs them meets the failure itself.
     if not files.cancelled() and (error := files.exception()) is not None:
         log.info("preparation failed", error=str(error))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 
 
-def attempts_of(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
+def list_attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
     """All starts of the model, or of one replica, by its wanted wish, oldest first."""
     replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
     attempts = (
@@ -41,7 +41,7 @@ def restorable_plan(model: ManagedModel, replica: ReplicaState, cap: Cap | None)
 
 def last_caps(model: ManagedModel) -> list[Cap]:
     """The last cap of each copy. Copies have different neighbours."""
-    caps = (last_cap(attempts_of(model, replica)) for replica in model.replicas)
+    caps = (last_cap(list_attempts(model, replica)) for replica in model.replicas)
     return [cap for cap in caps if cap is not None]
 
 
@@ -51,9 +51,11 @@ def combined_bytes(offers: Sequence[Offer]) -> int:
     Each requester counted on the memory that is free in addition to its offer, but that memory
     exists once.
     """
-    beside_bytes = [offer.beside for offer in offers]
+    beside_bytes = [offer.free_bytes_without_offer for offer in offers]
     return (
-        sum(max(offer.gives.values()) for offer in offers) + sum(beside_bytes) - max(beside_bytes)
+        sum(max(offer.bytes_by_gpu.values()) for offer in offers)
+        + sum(beside_bytes)
+        - max(beside_bytes)
     )
 
 

@@ -52,7 +52,7 @@ def _attempts_by_replica(store: Store) -> dict[str, dict[int, list[Attempt]]]:
             replicas = attempts.setdefault(attempt.model, {})
             replicas.setdefault(attempt.replica, []).append(attempt)
         elif attempt.is_live:
-            _end_trial(store, attempt)
+            _finish_trial(store, attempt)
     return attempts
 
 
@@ -113,7 +113,7 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
         if past_attempt is not replica.attempt and past_attempt is not trial_attempt
     ]
     replica.history = [
-        _end_trial(store, past_attempt) if past_attempt.is_live else past_attempt
+        _finish_trial(store, past_attempt) if past_attempt.is_live else past_attempt
         for past_attempt in ended_attempts
     ]
     model.replicas.append(replica)
@@ -136,7 +136,7 @@ def _awaits_successor(past: list[Attempt]) -> bool:
     )
 
 
-def _end_trial(store: Store, attempt: Attempt) -> Attempt:
+def _finish_trial(store: Store, attempt: Attempt) -> Attempt:
     """Record the end of a trial that was live when the gateway died. The older attempt serves."""
     ended_attempt = attempt.evolve(state="stopped", ended_at=time.time())
     store.save_attempt(ended_attempt)

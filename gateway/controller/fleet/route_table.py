@@ -19,12 +19,13 @@ def route_table(
     instances: Iterable[Instance],
     load_wait_s: float,
     *,
-    waits: bool = False,
+    waits_for_engine: bool = False,
     resting_routes: Mapping[str, ModelRoute] = MappingProxyType({}),
 ) -> RouteTable:
     """The routes of all models, with the present instances.
 
-    `load_wait_s` is the wait for a model that is loaded on request. `waits`: instances are unknown
+    `load_wait_s` is the wait for a model that is loaded on request. `waits_for_engine`: instances
+    are unknown
     yet, so all requests wait. `resting_routes` of models at rest are taken as they are.
     """
     attempts = [replica.attempt for replica in fleet.replicas() if replica.attempt is not None]
@@ -41,7 +42,7 @@ def route_table(
         or _route(model, running_instances, load_wait_s, fleet.keep_alive_s(model.wish))
         for name, model in fleet.models.items()
     }
-    if waits:
+    if waits_for_engine:
         routes = {
             name: replace(model_route, wait_s=max(model_route.wait_s, load_wait_s))
             for name, model_route in routes.items()

@@ -12,7 +12,7 @@ from gateway.controller.fleet.managed_model import ReplicaState, share_parts
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.start_gate import StartGate
-from gateway.diagnosis.facts.learn import excuse, judge, learn, prove_success
+from gateway.diagnosis.facts.learn import drop_disturbed_proof, judge, learn, prove_success
 from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Abilities, Attempt, Failure, Plan, Scalar
 from gateway.domain.running import failures_in_a_row
@@ -53,7 +53,7 @@ class Attempts:
         self._ports = ports
         self._starts = starts
 
-    async def begin(self, replica: ReplicaState, plan: Plan) -> Attempt:
+    async def start(self, replica: ReplicaState, plan: Plan) -> Attempt:
         """Record the start of a plan. Raises HostError, StoreError."""
         plan = share_parts(plan, replica)
         # A watch must not wait until the files of known failures are read.
@@ -92,7 +92,7 @@ class Attempts:
             await self._starts.add(ready, replica.conditions)
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
-    async def note_abilities(
+    async def record_abilities(
         self, replica: ReplicaState, attempt: Attempt, abilities: Abilities
     ) -> None:
         """Record the abilities that a serving engine has shown. Raises StoreError."""
@@ -102,13 +102,13 @@ class Attempts:
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
-        disturbance = self._gate.note_failure(attempt, failure) or self._gate.disturbance(attempt)
-        if not disturbance and failure.proves != "nothing" and attempt.state == "starting":
+        disturbance = self._gate.record_failure(attempt, failure) or self._gate.disturbance(attempt)
+        if not disturbance and failure.proven_subject != "nothing" and attempt.state == "starting":
             disturbance, _ = await self._gate.foreign_change(attempt)
-        failure = excuse(attempt, failure, disturbance)
+        failure = drop_disturbed_proof(attempt, failure, disturbance)
         if abilities.was_ended_by_asking(attempt.evolve(state="failed", ended_at=now)):
             # The plan serves clients that do not use the ability.
-            failure = failure.evolve(proves="nothing")
+            failure = failure.evolve(proven_subject="nothing")
         failure = judge(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         failure = await self._add_remedy(attempt, failure)
         ended_attempt = attempt.evolve(state="failed", ended_at=now, failure=failure)
@@ -139,14 +139,14 @@ class Attempts:
             phase="checking",
             message=error.message,
             advice=error.hint,
-            proves="nothing",
+            proven_subject="nothing",
         )
         failure = await self._add_remedy(attempt, failure)
         ended_attempt = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended_attempt)
         replica.attempt = None
         forgotten_attempts = replica.remember(ended_attempt)
-        replica.planning.block(str(error))
+        replica.planning.block_planning(str(error))
         log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         await self._remove_logs(forgotten_attempts)
 
@@ -155,11 +155,11 @@ class Attempts:
         StoreError."""
         if replica.task is not None and replica.task is not asyncio.current_task():
             replica.task.cancel()
-        await self.end(replica, attempt)
+        await self.finish(replica, attempt)
         replica.attempt = None
         log.info("retired", model=replica.model, replica=replica.index)
 
-    async def end(
+    async def finish(
         self, replica: ReplicaState, attempt: Attempt, cause: Failure | None = None
     ) -> None:
         """End an attempt of the replica. The engine of the attempt stops. cause: outside of its

@@ -34,7 +34,7 @@ class ChangeSteps:
         self._failpoint = failpoint
         self._drains = drains
 
-    async def attend(self, model: ManagedModel) -> bool:
+    async def step(self, model: ManagedModel) -> bool:
         """Take the next step of the model. Returns whether there was one. Raises StoreError."""
         if model.is_deleting or not (
             model.has_pending_changes
@@ -49,7 +49,7 @@ class ChangeSteps:
         name = type(step).__name__
         self._failpoint.reach(name, "before")
         match step:
-            case changes.TryBeside(index):
+            case changes.StartTrial(index):
                 model.trial = ReplicaState(
                     model.wish.name, index, generation=model.wanted_generation
                 )
@@ -57,19 +57,19 @@ class ChangeSteps:
             case changes.Adopt():
                 await self._trials.adopt(model)
             case changes.EndTrial():
-                await self._trials.end(model)
-            case changes.GoInPlace(index):
+                await self._trials.stop(model)
+            case changes.ReplaceInPlace(index):
                 model.replicas[index].succession.must_be_replaced = True
-                await self._trials.end(model)
+                await self._trials.stop(model)
             case changes.StopRouting(index):
                 model.replicas[index].succession.unrouted_at = time.monotonic()
-            case changes.Replace(index):
+            case changes.RestartWithWish(index):
                 if not await self._replace(model.replicas[index], model.wanted_generation):
                     return False
-            case changes.GiveUp(reason):
+            case changes.AbandonChange(reason):
                 await self._wishes.refuse(model, reason)
-                await self._trials.end(model)
-            case changes.Finish():
+                await self._trials.stop(model)
+            case changes.CompleteChange():
                 await self._wishes.finish(model)
         self._failpoint.reach(name, "after")
         return True
@@ -95,7 +95,7 @@ class ChangeSteps:
         for replica in model.replicas[count:]:
             if replica.succession.unrouted_at is None:
                 replica.succession.unrouted_at = time.monotonic()
-            elif not self._replica_status(model, replica).answers:
+            elif not self._replica_status(model, replica).answers_requests:
                 await self._drop(model, replica)
 
     async def _replace(self, replica: ReplicaState, generation: int) -> bool:
@@ -111,7 +111,7 @@ class ChangeSteps:
         attempt, replica.attempt = replica.attempt, None
         replica.succession.awaits_successor |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
-            await self._attempts.end(replica, attempt)
+            await self._attempts.finish(replica, attempt)
         replica.generation = generation
         replica.succession.must_be_replaced = False
         replica.succession.unrouted_at = None
@@ -127,8 +127,8 @@ class ChangeSteps:
             return
         attempt, replica.attempt = replica.attempt, None
         if attempt is not None:
-            await self._attempts.end(replica, attempt)
-        replica.end_preparation()
+            await self._attempts.finish(replica, attempt)
+        replica.cancel_preparation()
         await replica.unwatch()
         model.replicas.remove(replica)
 
@@ -139,12 +139,12 @@ class ChangeSteps:
         return ReplicaStatus(
             replica.index,
             replica.generation,
-            serves=is_serving,
+            is_serving=is_serving,
             is_starting=not is_serving
             and replica.status.state in ("starting", "verifying", "backing_off"),
             must_be_replaced=replica.succession.must_be_replaced,
             is_unrouted=is_unrouted,
-            answers=is_unrouted
+            answers_requests=is_unrouted
             and attempt is not None
             and not self._drains.is_drained(attempt.instance_name),
             failure=_failure_reason(model, replica),

@@ -76,19 +76,21 @@ class Launcher:
     preparations: set[asyncio.Task[object]] = field(default_factory=set)
     """The tasks that bring files or read them ahead, also after their preparation was ended."""
 
-    async def bring(self, plan: Plan, report: Report, *, allow_remote_code: bool) -> LaunchFiles:
+    async def fetch_files(
+        self, plan: Plan, report: Report, *, allow_remote_code: bool
+    ) -> LaunchFiles:
         """Bring weights and image to this machine. Raises HostError, BadModel and their kin.
 
         Weights come first: a start pulls its image at the same time, for the check of its plan.
         """
-        weights = await self._bring_weights(plan.model, report, allow_remote_code=allow_remote_code)
+        weights = await self._fetch_weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = (
-            await self._bring_weights(plan.drafter, report, allow_remote_code=False)
+            await self._fetch_weights(plan.drafter, report, allow_remote_code=False)
             if plan.drafter
             else None
         )
         adapters = {
-            adapter.name: await self._bring_weights(adapter, report, allow_remote_code=False)
+            adapter.name: await self._fetch_weights(adapter, report, allow_remote_code=False)
             for adapter in plan.adapters
         }
         await self.host.prepare(plan.engine, report)
@@ -132,7 +134,7 @@ class Launcher:
     async def expect(self, attempt: Attempt, *, allow_remote_code: bool) -> None:
         """Announce a start to a host that forks. The model's files, which may not be here yet, do
         not affect the imports."""
-        if not self.host.forks:
+        if not self.host.can_fork:
             return
         try:
             engine = await asyncio.to_thread(self.profile_of, attempt.plan.engine)
@@ -146,7 +148,7 @@ class Launcher:
                 site=self._site,
                 remote_code=allow_remote_code,
             )
-            await self.host.expect(spec)
+            await self.host.prepare_fork(spec)
         except FitserveError as error:
             log.warning("no process is prepared", model=attempt.model, error=str(error))
 
@@ -164,7 +166,7 @@ class Launcher:
         Returns the conditions of the start. Raises HostError, BadModel and their kin.
         """
         plan = attempt.plan
-        await self._bring_to_machines(attempt, files, report, allow_remote_code=allow_remote_code)
+        await self._copy_to_machines(attempt, files, report, allow_remote_code=allow_remote_code)
         templates = await asyncio.to_thread(self._template, attempt)
         # The profile is read from disk, so not on the event loop.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
@@ -188,7 +190,7 @@ class Launcher:
         """The conditions of a start now, as far as the host reports them."""
         try:
             engine = await asyncio.to_thread(self.profile_of, plan.engine)
-            cache = resources.cache(plan, engine, remote_code=allow_remote_code)
+            cache = resources.compile_cache_name(plan, engine, remote_code=allow_remote_code)
             return await self.host.conditions(plan.engine, cache)
         except FitserveError:
             return StartConditions()
@@ -249,7 +251,7 @@ class Launcher:
             return "container"
         return "process" if self.host.machines is None else "cluster"
 
-    async def _bring_weights(
+    async def _fetch_weights(
         self, model: ModelRef | AdapterRef, report: Report, *, allow_remote_code: bool
     ) -> Path:
         if model.revision is None:
@@ -268,7 +270,7 @@ class Launcher:
         """The folder of a commit in the cache of the Hub, present or not."""
         return HubCache(self.settings.models, self.settings.data / "hub").snapshot(repo, commit)
 
-    async def _bring_to_machines(
+    async def _copy_to_machines(
         self, attempt: Attempt, files: LaunchFiles, report: Report, *, allow_remote_code: bool
     ) -> None:
         """Copy the weights to the machines of the start. Raises HostError."""
@@ -295,7 +297,7 @@ class Launcher:
                 site=self._site,
                 remote_code=allow_remote_code,
             )
-            await machines.bring_weights(spec, commits, report)
+            await machines.copy_weights(spec, commits, report)
 
     def _launch_spec(
         self,
@@ -343,7 +345,7 @@ class Launcher:
             port=attempt.port,
         )
 
-    def keep_template(self, text: str) -> None:
+    def store_template(self, text: str) -> None:
         """Keep a chat template for plans that name it. Raises StoreError."""
         digest = ChatTemplate(text=text).digest
         try:

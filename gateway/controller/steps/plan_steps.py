@@ -67,21 +67,21 @@ class PlanSteps:
                     model, result, context, context_in_place
                 ):
                     replica.succession.lacks_memory = True
-                    replica.planning.block("no room is left next to the serving engines")
+                    replica.planning.block_planning("no room is left next to the serving engines")
                     return
-                if await self._take(model, replica, result):
+                if await self._start_plan(model, replica, result):
                     return
                 engines = set(result.engines_to_ask) - model.failed_inquiries.keys()
                 asks_engine = bool(engines) and model.wish_of(replica).check
                 if not asks_engine:
                     await self._rest(model, replica, result, context)
             if asks_engine:
-                await self._ask(model, replica, result.engines_to_ask[0], context)
+                await self._query_engine(model, replica, result.engines_to_ask[0], context)
         except FitserveError as error:
-            replica.planning.block(str(error))
+            replica.planning.block_planning(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         finally:
-            self._note_failed_planning(model, replica, basis, context)
+            self._record_failed_planning(model, replica, basis, context)
             if (
                 replica.planning.is_outdated
                 and replica.attempt is None
@@ -98,18 +98,18 @@ class PlanSteps:
         """Whether nothing has changed that may give it a plan. Equal plans are made once."""
         if (
             not replica.planning.looks_again
-            or model.asks
+            or model.needs_evictions
             or replica.planning.failed_planning is None
         ):
             return False
         if basis.may_help(replica.planning.failed_planning.basis):
             replica.planning.failure_count = 0
             return False
-        replica.planning.rest_as_before(replica.planning.failed_planning)
+        replica.planning.restore_block(replica.planning.failed_planning)
         return True
 
     @staticmethod
-    def _note_failed_planning(
+    def _record_failed_planning(
         model: ManagedModel,
         replica: ReplicaState,
         basis: PlanBasis | None,
@@ -134,7 +134,9 @@ class PlanSteps:
             replica.planning.blocked_at,
         )
 
-    async def _take(self, model: ManagedModel, replica: ReplicaState, result: PlanResult) -> bool:
+    async def _start_plan(
+        self, model: ManagedModel, replica: ReplicaState, result: PlanResult
+    ) -> bool:
         """Begin the plan, or wait for the others that give. Returns whether there is one."""
         if result.needed_offers:
             if replica.planning.wait_for(result.needed_offers, result.plan):
@@ -148,7 +150,7 @@ class PlanSteps:
             await self._record_plan(model, replica, result.plan, result.template)
         return result.plan is not None
 
-    async def _ask(
+    async def _query_engine(
         self, model: ManagedModel, replica: ReplicaState, engine: str, context: CurrentContext
     ) -> None:
         """Ask the engine, as its own code may allow a plan that the rules refuse."""
@@ -184,20 +186,24 @@ class PlanSteps:
     ) -> None:
         """Let the replica rest where others would leave for it at a request. Else raises NoPlan."""
         reason = "; ".join([result.reason, *self._gpus.lost_messages()])
-        if context().if_asked:
+        if context().offers_on_request:
             later_result = await self._replica_planner.decide(model, context, "leave")
             if later_result.needed_offers:
                 replica.planning.wait_for_request(
-                    reason, later_result.needed_offers, needs_request=model.asks
+                    reason, later_result.needed_offers, needs_request=model.needs_evictions
                 )
                 model.waits_for_request = True
                 if later_result.plan is not None and model.wish_of(replica).check:
                     # The engine is asked now, so that its turn begins with the start itself.
-                    replica.begin_inquiry(self._ask_early(model, context, later_result.plan))
+                    replica.start_inquiry(
+                        self._query_engine_early(model, context, later_result.plan)
+                    )
                 return
         raise NoPlan(reason)
 
-    async def _ask_early(self, model: ManagedModel, context: CurrentContext, plan: Plan) -> None:
+    async def _query_engine_early(
+        self, model: ManagedModel, context: CurrentContext, plan: Plan
+    ) -> None:
         """Ask the engine of a resting model."""
         if plan.question is None or str(plan.engine) in model.failed_inquiries:
             return
@@ -205,22 +211,22 @@ class PlanSteps:
             await self._launcher.host.identity(plan.engine)
         except HostError:
             return  # The start fetches the engine first, and then asks it.
-        await self._replica_planner.ask_early(model, context, plan)
+        await self._replica_planner.query_engine_early(model, context, plan)
 
     async def _record_plan(
         self, model: ManagedModel, replica: ReplicaState, plan: Plan, template: str
     ) -> None:
         if template:
-            await asyncio.to_thread(self._launcher.keep_template, template)
+            await asyncio.to_thread(self._launcher.store_template, template)
         if model.wish_of(replica).replicas is None and replica is not model.trial:
             model.replicas += [
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
         replica.planning.failure_count, replica.planning.failed_planning = 0, None
-        replica.attempt = await self._attempts.begin(replica, plan)
+        replica.attempt = await self._attempts.start(replica, plan)
         replica.planning.requested_copies = set()
-        replica.planning.gifts = ()
+        replica.planning.received_offers = ()
         log.info(
             "planned",
             model=replica.model,
@@ -232,7 +238,7 @@ class PlanSteps:
 
 
 def _urgency(model: ManagedModel, replica: ReplicaState) -> Urgency:
-    if model.asks:
+    if model.needs_evictions:
         return Urgency.REQUEST
     return Urgency.REPEATED if replica.planning.looks_again else Urgency.UNPLANNED
 
@@ -249,7 +255,7 @@ def _cause_fields(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
     return {
         "after": failure.kind,
         "differs": (
-            ", ".join(difference.what for difference in diff_plans(history[-1].plan, plan))
+            ", ".join(difference.field for difference in diff_plans(history[-1].plan, plan))
             or "the same plan again"
         ),
     }

@@ -45,14 +45,14 @@ class ProofSteps:
             replica.progress = progress
 
         target = watcher.client, watcher.url, attempt.served_name, attempt.plan
-        failure = await verify(*target, self._patience_s, report, watcher.note_proof_time)
+        failure = await verify(*target, self._patience_s, report, watcher.record_proof_time)
         if failure is None and replica.generation == TRIAL_GENERATION:
             # Questions about abilities would go on during the measurement.
-            watcher.note(verified=True, phase="serving")
+            watcher.update(is_verified=True, phase="serving")
         elif failure is None:
             report("verifying: tool calls, thoughts and answers by a schema")
             await self._test_abilities(replica, attempt, watcher, forgiven_at)
-            watcher.note(verified=True, phase="serving")
+            watcher.update(is_verified=True, phase="serving")
         else:
             if failure.kind == "verification_failed":
                 # A crash shows in the log a moment after the connection breaks, and the log names
@@ -69,18 +69,18 @@ class ProofSteps:
         """Test the abilities for apps. Answers that take longer come while the engine serves."""
         earlier_abilities = abilities.earlier(attempt, replica.history, forgiven_at)
         if earlier_abilities is not None:
-            self._note(replica, attempt.evolve(abilities=earlier_abilities))
+            self._update_attempt(replica, attempt.evolve(abilities=earlier_abilities))
             return
         untested_attempt = attempt.evolve(abilities=abilities.abilities_by_plan(attempt.plan))
         await asyncio.to_thread(self._store.save_attempt, untested_attempt)
-        self._note(replica, untested_attempt)
-        questions = asyncio.create_task(self._ask(attempt, watcher))
-        watcher.keep_asking(questions)
+        self._update_attempt(replica, untested_attempt)
+        questions = asyncio.create_task(self._query_abilities(attempt, watcher))
+        watcher.adopt_questions(questions)
         await asyncio.wait({questions}, timeout=_ABILITIES_S)
         if watcher.observation.abilities is not None:
-            self._note(replica, attempt.evolve(abilities=watcher.observation.abilities))
+            self._update_attempt(replica, attempt.evolve(abilities=watcher.observation.abilities))
 
-    async def _ask(self, attempt: Attempt, watcher: Watcher) -> None:
+    async def _query_abilities(self, attempt: Attempt, watcher: Watcher) -> None:
         """Note the abilities that the engine shows, or that it ended. Then the test is not
         repeated."""
         engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
@@ -90,9 +90,9 @@ class ProofSteps:
         ):
             watcher.fail(abilities.test_failure())
         else:
-            watcher.note(abilities=results)
+            watcher.update(abilities=results)
 
-    def _note(self, replica: ReplicaState, attempt: Attempt) -> None:
+    def _update_attempt(self, replica: ReplicaState, attempt: Attempt) -> None:
         """Replace the attempt by one with more knowledge, if it is still the replica's."""
         if replica.attempt is not None and replica.attempt.id == attempt.id:
             replica.attempt = attempt

@@ -83,7 +83,9 @@ class ReplicaPlanner:
                 result._replace(plan=plan_for_images(result.plan, pins)) if result.plan else result
             )
 
-    async def ask_early(self, model: ManagedModel, context: CurrentContext, plan: Plan) -> None:
+    async def query_engine_early(
+        self, model: ManagedModel, context: CurrentContext, plan: Plan
+    ) -> None:
         """Ask the engine of the plan for which others would leave, before the model's turn.
 
         The answers are kept, so the start at its turn needs no inquiry.
@@ -110,7 +112,7 @@ class ReplicaPlanner:
         model.remember_answers(result.inquiry)
         return result
 
-    async def smaller(
+    async def shrunk_plan(
         self,
         model: ManagedModel,
         old_attempt: Attempt,
@@ -127,7 +129,7 @@ class ReplicaPlanner:
         near_models = {
             holder.model
             for holder in context.sharing.promises
-            if set(plan.gpus) & holder.gives.keys()
+            if set(plan.gpus) & holder.bytes_by_gpu.keys()
         }
         cap = cap_after_giving(
             offer, plan, {*requester, *near_models, *(former_cap.models if former_cap else ())}
@@ -168,8 +170,10 @@ def _plan_request(model: ManagedModel, context: PlanningContext, sharing: Sharin
 
 def _request_sharing(context: PlanningContext, neighbours: NeighbourRole) -> Sharing:
     offers = context.sharing.offers
-    surplus = [offer for offer in offers if offer.how == "surplus"]
-    chosen_offers = {"give": offers, "stay": (), "leave": (*surplus, *context.if_asked)}[neighbours]
+    surplus = [offer for offer in offers if offer.kind == "surplus"]
+    chosen_offers = {"give": offers, "stay": (), "leave": (*surplus, *context.offers_on_request)}[
+        neighbours
+    ]
     return context.sharing._replace(offers=chosen_offers)
 
 
@@ -177,7 +181,7 @@ def plan_for_images(plan: Plan, pins: Mapping[str, str]) -> Plan:
     """The plan for exactly these images, for which its facts hold."""
     engine = exact(plan.engine, pins)
     return (
-        plan.evolve(engine=engine, under={**plan.under, "digest": engine.digest})
+        plan.evolve(engine=engine, software={**plan.software, "digest": engine.digest})
         if engine.digest
         else plan
     )

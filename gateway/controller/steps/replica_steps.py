@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from gateway.controller.decisions import reconcile
 from gateway.controller.decisions.reconcile import (
     Demand,
-    Leaving,
+    NoAction,
+    PendingEviction,
     PlanState,
     ReplicaSnapshot,
-    Rest,
     next_action,
 )
 from gateway.controller.failpoint import Failpoint
@@ -88,7 +88,7 @@ class ReplicaSteps:
         self._wake = wake
         self._drains = drains
 
-    async def attend(
+    async def step(
         self, model: ManagedModel, replica: ReplicaState, instances: Mapping[str, Instance]
     ) -> None:
         """Take the next steps of the replica. An unexpected error stays with the replica. Raises
@@ -129,9 +129,9 @@ class ReplicaSteps:
         if model.is_deleting and replica.task is not None and not replica.is_stopping:
             replica.task.cancel()
         if model.is_deleting:
-            replica.end_inquiry()
+            replica.cancel_inquiry()
         instance = replica.instance_among(instances)
-        self._look_again_after_a_while(replica)
+        self._schedule_replanning(replica)
         self._prepare(model, replica)
         await self._watch(model, replica, instance)
         snapshot = self._snapshot(model, replica, instance)
@@ -143,29 +143,29 @@ class ReplicaSteps:
         )
         # A look for room without a waiting request is not shown as a start.
         replica.planning.looks_again = (
-            replica.planning.looks_again and replica.attempt is None and not model.asks
+            replica.planning.looks_again and replica.attempt is None and not model.needs_evictions
         )
         match action:
-            case Rest():
+            case NoAction():
                 if not (replica.planning.looks_again and action.state == "starting"):
                     replica.status, replica.planning.looks_again = action, False
                 if not replica.is_busy:
                     replica.setback.clear()
             case reconcile.Stop():
-                self._begin_stop(model, replica, action, snapshot)
+                self._start_stop(model, replica, action, snapshot)
             case (
-                reconcile.Publish()
+                reconcile.RouteAction()
                 | reconcile.NoteAbilities()
                 | reconcile.Fail()
-                | reconcile.Retire()
+                | reconcile.EndAttemptAction()
             ):
                 return await self._record(replica, action)
             case _:
-                self._begin_effect(model, replica, action, snapshot)
+                self._run_effect(model, replica, action, snapshot)
         return False
 
     @staticmethod
-    def _look_again_after_a_while(replica: ReplicaState) -> None:
+    def _schedule_replanning(replica: ReplicaState) -> None:
         waited_s = time.monotonic() - replica.planning.blocked_at
         if (
             replica.planning.blocked_reason is not None
@@ -181,7 +181,7 @@ class ReplicaSteps:
         """Prepare the next start while others leave for it, and end preparations that no start
         needs."""
         if not _is_prepared(model, replica):
-            replica.end_preparation()
+            replica.cancel_preparation()
         elif (
             replica.planning.awaited_offers
             and model.is_first_in_line
@@ -231,7 +231,7 @@ class ReplicaSteps:
             history=reconcile.attempts_that_count(history, model.forgiven_at, time.time()),
             instance=instance,
             observation=observation,
-            tail=tuple(watcher.tail) if watcher else (),
+            last_log_lines=tuple(watcher.tail) if watcher else (),
             planning=PlanState(
                 replica.planning.blocked_reason,
                 bool(replica.planning.awaited_offers),
@@ -240,21 +240,21 @@ class ReplicaSteps:
             demand=Demand(
                 model.load_block_reason or model.pause_reason,
                 model.is_stopped,
-                model.asks,
+                model.needs_evictions,
                 _has_spare(model, replica),
             ),
-            leaving=Leaving()
+            leaving=PendingEviction()
             if eviction is None
-            else Leaving(
+            else PendingEviction(
                 eviction.reason,
                 is_drained=attempt is not None and self._drains.is_drained(attempt.instance_name),
-                sleeps=not eviction.ends and _sleeps(model, replica),
+                may_sleep=not eviction.stops_engine and _sleeps(model, replica),
             ),
             is_busy=replica.is_busy,
-            is_spent=attempt is not None and replica.spent_attempt == attempt.id,
+            is_spent=attempt is not None and replica.unsleepable_attempt == attempt.id,
         )
 
-    def _begin_effect(
+    def _run_effect(
         self,
         model: ManagedModel,
         replica: ReplicaState,
@@ -267,26 +267,26 @@ class ReplicaSteps:
         match action:
             case reconcile.MakePlan():
                 if not replica.planning.looks_again:
-                    replica.status = Rest("starting", "planning")
+                    replica.status = NoAction("starting", "planning")
                 context_in_place = partial(context, is_in_place=True)
                 self._start_effect(
                     replica, name, effects.plans.plan(model, replica, context, context_in_place)
                 )
             case reconcile.Launch(attempt):
-                replica.status = Rest("starting", "launching")
+                replica.status = NoAction("starting", "launching")
                 replica.launched_attempt, replica.conditions = attempt.id, StartConditions()
                 self._start_effect(
                     replica, name, effects.starts.launch(model, replica, attempt, context)
                 )
-            case reconcile.Verify(attempt):
-                replica.status = Rest("verifying", "proving that it generates")
+            case reconcile.VerifyAction(attempt):
+                replica.status = NoAction("verifying", "proving that it generates")
                 effect = effects.proofs.verify(replica, attempt, model.forgiven_at)
                 self._start_effect(replica, name, effect)
-            case reconcile.Sleep(attempt):
-                replica.status = Rest("stopping", snapshot.leaving.reason)
+            case reconcile.SleepAction(attempt):
+                replica.status = NoAction("stopping", snapshot.leaving.reason)
                 self._start_effect(replica, name, effects.sleeps.sleep(replica, attempt))
-            case reconcile.Wake(attempt):
-                replica.status = Rest("starting", "waking up")
+            case reconcile.WakeAction(attempt):
+                replica.status = NoAction("starting", "waking up")
                 effect = effects.sleeps.wake(
                     replica,
                     attempt,
@@ -299,29 +299,32 @@ class ReplicaSteps:
     async def _record(
         self,
         replica: ReplicaState,
-        action: reconcile.Publish | reconcile.NoteAbilities | reconcile.Fail | reconcile.Retire,
+        action: reconcile.RouteAction
+        | reconcile.NoteAbilities
+        | reconcile.Fail
+        | reconcile.EndAttemptAction,
     ) -> bool:
         """Record a change of the attempt. Returns whether to look for another action
         immediately."""
         attempts, name = self._effects.attempts, type(action).__name__
         match action:
-            case reconcile.Publish(attempt):
+            case reconcile.RouteAction(attempt):
                 await self._perform_effect(name, attempts.publish(replica, attempt))
-                replica.status = Rest("ready")
+                replica.status = NoAction("ready")
                 return False
             case reconcile.NoteAbilities(attempt, abilities):
                 await self._perform_effect(
-                    name, attempts.note_abilities(replica, attempt, abilities)
+                    name, attempts.record_abilities(replica, attempt, abilities)
                 )
             case reconcile.Fail(attempt, failure):
                 # The record may be refused for as long as the disk is full.
-                replica.status = Rest("starting", f"its engine failed: {failure.message}")
+                replica.status = NoAction("starting", f"its engine failed: {failure.message}")
                 await self._perform_effect(name, attempts.fail(replica, attempt, failure))
-            case reconcile.Retire(attempt):
+            case reconcile.EndAttemptAction(attempt):
                 await self._perform_effect(name, attempts.retire(replica, attempt))
         return True
 
-    def _begin_stop(
+    def _start_stop(
         self,
         model: ManagedModel,
         replica: ReplicaState,
@@ -330,7 +333,9 @@ class ReplicaSteps:
     ) -> None:
         leave_reason = snapshot.leaving.reason
         goes_on = snapshot.is_wanted and not leave_reason and not model.is_stopped
-        replica.status = Rest("starting" if goes_on else "stopping", leave_reason or action.reason)
+        replica.status = NoAction(
+            "starting" if goes_on else "stopping", leave_reason or action.reason
+        )
         has_served = (
             any(past.ready_at is not None for past in replica.attempts[-1:]) and not goes_on
         )
@@ -376,7 +381,7 @@ def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
     return (
         replica.is_busy
         or bool(replica.planning.awaited_offers)
-        or (model.asks and replica.planning.blocked_reason is None)
+        or (model.needs_evictions and replica.planning.blocked_reason is None)
     )
 
 

@@ -45,7 +45,7 @@ class ShrinkSteps:
         log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=offer.words)
         try:
             async with self._replica_planner.turns.turn():
-                new_plan = await self._replica_planner.smaller(
+                new_plan = await self._replica_planner.shrunk_plan(
                     model=model,
                     old_attempt=old_attempt,
                     offer=offer,
@@ -57,15 +57,15 @@ class ShrinkSteps:
                 raise NoPlan("no smaller plan was found")
             replica.succession.unrouted_at = time.monotonic()
             await self._drains.wait_until_drained(old_attempt.instance_name)
-            attempt, now = await self._attempts.begin(replica, new_plan), replica.attempt
+            attempt, now = await self._attempts.start(replica, new_plan), replica.attempt
             if now is None or now.id != old_attempt.id:
                 await self._attempts.drop(attempt)
                 return
             replica.attempt = attempt
             replica.succession.awaits_successor = True
-            replica.gave_to = frozenset(requester)
+            replica.cache_receivers = frozenset(requester)
             # It may have become ready meanwhile.
-            await self._attempts.end(replica, now)
+            await self._attempts.finish(replica, now)
         except FitserveError as error:
             model.no_giving_until_s = time.monotonic() + _RETRY_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))

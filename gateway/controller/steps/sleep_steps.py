@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.plan_turns import PlanTurns
@@ -20,7 +20,7 @@ from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.controller.watch.engine_questions import is_alive
 from gateway.controller.watch.watcher import Watcher
 from gateway.diagnosis.facts import sleep
-from gateway.domain import Asleep, Attempt, Fact, Offer
+from gateway.domain import Attempt, Fact, Offer, SleepState
 from gateway.domain.units import gib
 from gateway.logging import Logger
 from gateway.planner.sharing.leaving import (
@@ -66,7 +66,7 @@ class SleepSteps:
         watcher, machine = replica.watcher, await self._planner.hardware()
         if (reason := sleep_refusal(attempt.plan, machine)) or watcher is None:
             log.warning("stopped instead of put to sleep", model=replica.model, why=reason)
-            replica.spent_attempt = attempt.id
+            replica.unsleepable_attempt = attempt.id
             return
         async with self._measurement:
             await self._put_to_sleep(replica, attempt, watcher)
@@ -75,14 +75,14 @@ class SleepSteps:
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher
     ) -> None:
         start_s, used_bytes = time.monotonic(), await self._read_used_bytes(attempt)
-        sleepy_attempt = attempt.evolve(asleep=Asleep(since=time.time()))
+        sleepy_attempt = attempt.evolve(asleep=SleepState(since=time.time()))
         await self._save_attempt(replica, sleepy_attempt)
         replica.progress = "falls asleep"
-        watcher.end_questions()
+        watcher.stop_questions()
         try:
             await self._call_endpoint(watcher, "/sleep?level=1")
         except NoAnswerError as error:
-            await self._end_attempt(
+            await self._finish_attempt(
                 replica,
                 sleepy_attempt,
                 sleep.failure_fact(attempt, f"did not fall asleep: it {error}", time.time()),
@@ -92,9 +92,9 @@ class SleepSteps:
         freed_bytes = await self._wait_for_freed_bytes(attempt, used_bytes)
         fact = sleep.result_fact(attempt, freed_bytes, time.time())
         if not sleep.has_freed_enough(attempt.plan, freed_bytes):
-            await self._end_attempt(replica, sleepy_attempt, fact)
+            await self._finish_attempt(replica, sleepy_attempt, fact)
             return
-        sleep_record = Asleep(since=time.time(), gave=freed_bytes)
+        sleep_record = SleepState(since=time.time(), freed_bytes=freed_bytes)
         await self._save_attempt(
             replica, attempt.evolve(asleep=sleep_record), *await self._new_facts(fact)
         )
@@ -126,26 +126,26 @@ class SleepSteps:
             replica, attempt, promised_bytes, offers, is_spare=is_spare
         ):
             return
-        sleep_record = attempt.asleep or Asleep(since=time.time())
-        woken_attempt = attempt.evolve(asleep=sleep_record.evolve(gave=None))
+        sleep_record = attempt.asleep or SleepState(since=time.time())
+        woken_attempt = attempt.evolve(asleep=sleep_record.evolve(freed_bytes=None))
         await self._save_attempt(replica, woken_attempt)
         replica.progress = "waking up"
-        await self._gate.wakes(woken_attempt)
+        await self._gate.wait_for_wake_turn(woken_attempt)
         start_s, begun_at = time.monotonic(), time.time()
         try:
             await self._call_endpoint(watcher, "/wake_up")
             await self._check_answer(watcher, attempt)
         except NoAnswerError as error:
-            await self._end_attempt(
+            await self._finish_attempt(
                 replica,
                 woken_attempt,
                 sleep.failure_fact(attempt, f"did not wake up: it {error}", time.time()),
             )
             return
-        watcher.note(sleeping=False)
+        watcher.update(is_sleeping=False)
         await self._save_attempt(replica, attempt.evolve(asleep=None))
         # Its requests are let through from here on: the state says so at the same moment.
-        replica.status = Rest("ready")
+        replica.status = NoAction("ready")
         replica.wake_times = (begun_at, time.time())
         replica.planning.blocked_reason = None
         replica.planning.awaited_offers = ()
@@ -170,7 +170,7 @@ class SleepSteps:
 
         Memory that others have just left is waited for.
         """
-        if attempt.asleep is None or attempt.asleep.gave is None:
+        if attempt.asleep is None or attempt.asleep.freed_bytes is None:
             return True
         deadline = time.monotonic() + _RELEASE_TIMEOUT_S
         while True:
@@ -179,14 +179,14 @@ class SleepSteps:
                 promised_away = bytes_promised_away(attempt, promised_bytes(), machine)
                 occupied = bytes_occupied(attempt, machine)
                 if not promised_away and not occupied:
-                    sleep = attempt.asleep.evolve(gave=None)
+                    sleep = attempt.asleep.evolve(freed_bytes=None)
                     await self._save_attempt(replica, attempt.evolve(asleep=sleep))
                     return True
                 missing_bytes = promised_away or (occupied if time.monotonic() > deadline else {})
                 if self._waits_for_others(replica, missing_bytes, offers()):
                     return False
             if missing_bytes:
-                _give_up_waking(replica, attempt, missing_bytes, is_spare=is_spare)
+                _abandon_waking(replica, attempt, missing_bytes, is_spare=is_spare)
                 return False
             await asyncio.sleep(_POLL_S)
 
@@ -195,7 +195,7 @@ class SleepSteps:
         replica: ReplicaState, missing_bytes: Mapping[str, int], offers: Iterable[Offer]
     ) -> bool:
         """Whether others can leave to free the missing bytes. The replica waits for them."""
-        evictions = [offer for offer in offers if offer.how != "surplus"]
+        evictions = [offer for offer in offers if offer.kind != "surplus"]
         needed_offers = offers_to_wake(missing_bytes, evictions) or ()
         if needed_offers and replica.planning.wait_for(needed_offers):
             log.warning(
@@ -276,21 +276,21 @@ class SleepSteps:
             else [fact]
         )
 
-    async def _end_attempt(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
+    async def _finish_attempt(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
         log.warning("is stopped", model=replica.model, replica=replica.index, why=fact.source)
         await self._save_attempt(replica, attempt, *await self._new_facts(fact))
-        replica.spent_attempt = attempt.id
+        replica.unsleepable_attempt = attempt.id
 
 
-def _give_up_waking(
+def _abandon_waking(
     replica: ReplicaState, attempt: Attempt, missing_bytes: Mapping[str, int], *, is_spare: bool
 ) -> None:
     """Leave a spare engine asleep, and end any other that lacks room."""
     if is_spare:
-        replica.planning.block(
+        replica.planning.block_planning(
             f"a copy of it sleeps: it lacks {gib(max(missing_bytes.values()))} of a GPU's memory,"
             " which others have"
         )
         return
     log.warning("there is no room to wake up in", model=replica.model, lacks=missing_bytes)
-    replica.spent_attempt = attempt.id
+    replica.unsleepable_attempt = attempt.id

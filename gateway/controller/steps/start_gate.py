@@ -14,10 +14,11 @@ from typing import Protocol
 
 from gateway.domain import Attempt, Failure, Hardware, Instance
 from gateway.planner.starts import (
-    Blocked,
     MemoryReading,
     PendingStart,
     PlacedEngine,
+    StartObstacle,
+    build_pending_start,
     bytes_taken,
     cache_bytes,
     disturbances,
@@ -26,7 +27,6 @@ from gateway.planner.starts import (
     readings,
     shape,
     start_block,
-    start_of,
 )
 
 # Seconds in which a failure of a serving engine may be an echo of a neighbour's change.
@@ -97,14 +97,14 @@ class StartGate:
         self._looked = asyncio.Event()
         self._was_seen_once = False
 
-    def note_engines(self, instances: Iterable[Instance]) -> None:
+    def record_engines(self, instances: Iterable[Instance]) -> None:
         """Note the present engines. No engine starts before the first look."""
         now, former_holders = time.monotonic(), self._holders
         running_names = {instance.name for instance in instances if instance.state == "running"}
         engines = self._engines.holders(running_names, self._begun_names, now)
         holders = (engine.evolve(is_sized=engine.instance in self._sized) for engine in engines)
         self._holders = {
-            holder.instance: _keep_since(holder, former_holders.get(holder.instance))
+            holder.instance: _add_phase_start(holder, former_holders.get(holder.instance))
             for holder in holders
         }
         self._index_measurements()
@@ -132,7 +132,7 @@ class StartGate:
         """
         return any(self._measuring_names.get(uuid, frozenset()) - {but} for uuid in gpus)
 
-    def waits(self, attempt: Attempt) -> bool:
+    def is_waiting(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting_starts
 
     def disturbance(self, attempt: Attempt) -> str:
@@ -141,18 +141,21 @@ class StartGate:
         at, text = self._disturbances.get(attempt.instance_name, (0.0, ""))
         return text if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
 
-    async def turn(
-        self, attempt: Attempt, report: Callable[[str], None], *, sizes: bool = False
+    async def wait_for_turn(
+        self, attempt: Attempt, report: Callable[[str], None], *, accepts_cache_bytes: bool = False
     ) -> int | None:
         """Wait until the engine may start; from then on it counts as loading.
 
-        `sizes`: the engine can be given its KV cache in bytes. Returns the bytes, or None if it has
+        `accepts_cache_bytes`: the engine can be given its KV cache in bytes. Returns the bytes, or
+        None if it has
         to measure. Raises WithdrawnError.
         """
         kv_bytes = (
-            cache_bytes(attempt.plan) if sizes and attempt.model not in self._measuring else None
+            cache_bytes(attempt.plan)
+            if accepts_cache_bytes and attempt.model not in self._measuring
+            else None
         )
-        start = start_of(attempt, is_sized=kv_bytes is not None)
+        start = build_pending_start(attempt, is_sized=kv_bytes is not None)
         try:
             self._waiting_starts[start.instance] = start
             if not self._was_seen_once:
@@ -169,7 +172,7 @@ class StartGate:
                         kind="withdrawn",
                         phase="waiting",
                         message=message,
-                        proves="nothing",
+                        proven_subject="nothing",
                         disturbed=start.model,
                     )
                     raise WithdrawnError(failure)
@@ -193,7 +196,7 @@ class StartGate:
         self._index_measurements()
         return kv_bytes
 
-    async def wakes(self, attempt: Attempt) -> None:
+    async def wait_for_wake_turn(self, attempt: Attempt) -> None:
         """Wait until no engine measures its GPUs. From then on the waking engine counts as
         loading."""
         name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
@@ -211,14 +214,14 @@ class StartGate:
             shape=shape(attempt.plan),
             phase="loading",
             phase_since=now,
-            measures=False,
+            is_measuring=False,
             is_proved=True,
         )
         self._index_measurements()
 
-    def note_failure(self, attempt: Attempt, failure: Failure) -> str:
+    def record_failure(self, attempt: Attempt, failure: Failure) -> str:
         """Note a failure. Returns why it says nothing about the plan; "" if it does."""
-        if failure.proves != "memory" or attempt.instance_name not in self._sized:
+        if failure.proven_subject != "memory" or attempt.instance_name not in self._sized:
             return ""
         self._measuring.add(attempt.model)
         return (
@@ -266,7 +269,7 @@ class StartGate:
                     kind="withdrawn",
                     phase="waiting",
                     message=shortage,
-                    proves="nothing",
+                    proven_subject="nothing",
                     disturbed="memory",
                 )
             )
@@ -284,7 +287,7 @@ class StartGate:
         change_words = memory_change(former_readings, now)
         return change_words, None if change_words else bytes_taken(former_readings, now)
 
-    def _start_blocker(self, start: PendingStart) -> Blocked | None:
+    def _start_blocker(self, start: PendingStart) -> StartObstacle | None:
         return start_block(
             start,
             self._waiting_starts.values(),
@@ -293,7 +296,7 @@ class StartGate:
             self._limit_s,
         )
 
-    async def _obstacle_text(self, obstacle: Blocked) -> str:
+    async def _obstacle_text(self, obstacle: StartObstacle) -> str:
         if obstacle.gpu is None:
             return f"waits for {obstacle.model}, which {obstacle.activity}"
         if obstacle.gpu not in self._numbers:  # each reading of the machine takes part of a second
@@ -302,7 +305,7 @@ class StartGate:
         return f"waits for {obstacle.model} on GPU {number}, which {obstacle.activity}"
 
 
-def _keep_since(engine: PlacedEngine, former_engine: PlacedEngine | None) -> PlacedEngine:
+def _add_phase_start(engine: PlacedEngine, former_engine: PlacedEngine | None) -> PlacedEngine:
     """The engine with the time when its present phase began."""
     return (
         engine.evolve(phase_since=former_engine.phase_since)

@@ -64,7 +64,7 @@ class StartSteps:
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[
                 0
             ]:
-                if time.monotonic() - reported_at > patience_s and not self._gate.waits(
+                if time.monotonic() - reported_at > patience_s and not self._gate.is_waiting(
                     replica.attempt or attempt
                 ):
                     await self._attempts.fail(
@@ -91,7 +91,7 @@ class StartSteps:
             with contextlib.suppress(asyncio.CancelledError, FitserveError, WithdrawnError):
                 await bringing
             if not has_started:
-                replica.end_preparation()
+                replica.cancel_preparation()
 
     async def _fetch_and_start(
         self,
@@ -125,7 +125,7 @@ class StartSteps:
         await asyncio.to_thread(self._engines.write, attempt.instance_name, entry)
 
         async def turn(sizes: bool) -> int | None:
-            return await self._gate.turn(attempt, report, sizes=sizes)
+            return await self._gate.wait_for_turn(attempt, report, accepts_cache_bytes=sizes)
 
         files = await self.prepare(model, replica, attempt.plan).files(report)
         replica.conditions = await self._launcher.launch(
@@ -136,9 +136,9 @@ class StartSteps:
         """The preparation of a start by this plan, begun if it was not."""
         preparation = replica.preparation
         if preparation is None or not preparation.serves(plan):
-            replica.end_preparation()
+            replica.cancel_preparation()
             code = model.wish_of(replica).policy.allow_remote_code
-            bring = partial(self._launcher.bring, allow_remote_code=code)
+            bring = partial(self._launcher.fetch_files, allow_remote_code=code)
             preparation = replica.preparation = Preparation(
                 plan, bring, self._read_ahead, self._launcher.preparations
             )
@@ -233,7 +233,7 @@ def _start_failure(error: FitserveError, progress: str) -> Failure:
         phase=progress or "launching",
         message=error.message,
         advice=error.hint,
-        proves="nothing",
+        proven_subject="nothing",
     )
 
 
@@ -249,5 +249,5 @@ def _stall_failure(progress: str, patience_s: float) -> Failure:
             "Check the network and the disk. Data received so far is kept."
             " FITSERVE_START_TIMEOUT_S sets the longest wait."
         ),
-        proves="nothing",
+        proven_subject="nothing",
     )

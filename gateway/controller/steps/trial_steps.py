@@ -15,7 +15,7 @@ _TRIAL_REASON = (
     "Other plans of the model are measured in its place. The model returns by this plan."
 )
 _TRIAL_END = Failure(
-    kind="ended_for_trials", phase="serving", message=_TRIAL_REASON, proves="nothing"
+    kind="ended_for_trials", phase="serving", message=_TRIAL_REASON, proven_subject="nothing"
 )
 
 
@@ -28,14 +28,14 @@ class TrialSteps:
         self._drains = drains
         self._wake = wake
 
-    async def begin_measuring(self, model: ManagedModel, plan: Plan) -> ReplicaState:
+    async def start_measuring(self, model: ManagedModel, plan: Plan) -> ReplicaState:
         """Start a plan that is only measured, alongside the serving engines or while they are away.
 
         If the gateway dies, the next one ends it. Raises HostError, StoreError.
         """
         trial = ReplicaState(model.wish.name, 0, generation=TRIAL_GENERATION)
         # The trial is the check: an inquiry would take as long as a start.
-        trial.attempt = await self._attempts.begin(trial, plan.evolve(question=None))
+        trial.attempt = await self._attempts.start(trial, plan.evolve(question=None))
         model.trial = trial
         self._wake()
         return trial
@@ -55,11 +55,11 @@ class TrialSteps:
             # A step of the loop may have ended it meanwhile.
             attempt, replica.attempt = replica.attempt, None
             if attempt is not None:
-                await self._attempts.end(replica, attempt, _TRIAL_END)
+                await self._attempts.finish(replica, attempt, _TRIAL_END)
             replica.succession.unrouted_at = None
         self._wake()
 
-    def come_back(self, model: ManagedModel) -> None:
+    def restart_predecessors(self, model: ManagedModel) -> None:
         """Let engines that left start again, by the plans that they had."""
         if not model.pause_reason:
             return
@@ -80,12 +80,12 @@ class TrialSteps:
         old_attempt = replica.attempt
         replica.swap_engines(trial)
         replica.status = trial.status
-        replica.end_change()
+        replica.finish_change()
         trial.attempt, trial.succession.seeks_plan = None, False
         if old_attempt is not None:
-            await self._attempts.end(trial, old_attempt)
+            await self._attempts.finish(trial, old_attempt)
 
-    async def end(self, model: ManagedModel) -> None:
+    async def stop(self, model: ManagedModel) -> None:
         """Stop the trial. Raises StoreError."""
         trial = model.trial
         if trial is None:
@@ -95,4 +95,4 @@ class TrialSteps:
             trial.task.cancel()
         if trial.attempt is not None:
             attempt, trial.attempt = trial.attempt, None
-            await self._attempts.end(trial, attempt)
+            await self._attempts.finish(trial, attempt)

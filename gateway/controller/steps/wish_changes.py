@@ -22,16 +22,16 @@ class WishChanges:
         self._writing = asyncio.Lock()
         """Held while a wish is written. Otherwise database and memory could keep different ones."""
 
-    async def begin(self, model: ManagedModel, wish: Wish) -> None:
+    async def start(self, model: ManagedModel, wish: Wish) -> None:
         """Begin the change to another wish. Raises NotFound, StoreError."""
-        change = Change(wish=wish, generation=model.newest + 1, at=time.time())
+        change = Change(wish=wish, generation=model.newest_generation + 1, at=time.time())
         await asyncio.to_thread(self._store.save_change, model.wish, model.generation, change)
         model.change = change
 
     async def refuse(self, model: ManagedModel, reason: str) -> None:
         """Give a change up, and restore the previous wish. Raises StoreError."""
         if model.change is not None:
-            refused_change = model.change.evolve(refused=reason)
+            refused_change = model.change.evolve(refusal_text=reason)
             await asyncio.to_thread(
                 self._store.save_change, model.wish, model.generation, refused_change
             )
@@ -50,7 +50,7 @@ class WishChanges:
             await asyncio.to_thread(self._store.save_change, wish, generation, None)
             model.wish, model.generation, model.change, model.rival = wish, generation, None, None
 
-    async def keep_commits(self, model: ManagedModel, commits: Mapping[str, str]) -> None:
+    async def store_commits(self, model: ManagedModel, commits: Mapping[str, str]) -> None:
         """Store the commits of a model that was added by name, or before commits were kept. Raises
         NotFound, StoreError."""
         async with self._writing:

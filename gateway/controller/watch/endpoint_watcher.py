@@ -155,7 +155,7 @@ class EndpointWatcher:
     async def _check_endpoint(self) -> float:
         """Ask the endpoint for its models once, and note the answer. Returns the seconds until the
         next check, with jitter, so that endpoints are not called at the same time."""
-        replica, state, detail = await self._ask()
+        replica, state, detail = await self._query()
         self.was_contacted = True
         if (replica, state, detail) != (self.replica, self.state, self._detail):
             self.replica, self.state, self._detail = replica, state, detail
@@ -168,7 +168,7 @@ class EndpointWatcher:
         self._rest_s = min(max(2 * self._rest_s, first_s), longest_s)
         return self._rest_s * random.uniform(0.75, 1.25)  # noqa: S311
 
-    async def _ask(self) -> tuple[RoutedReplica | None, str, str]:
+    async def _query(self) -> tuple[RoutedReplica | None, str, str]:
         """The route and the model's state there; or None and the reason."""
         unreachable = None, "unreachable"
         try:

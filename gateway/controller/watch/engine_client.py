@@ -84,25 +84,25 @@ class EngineClient:
 
     async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineResponse:
         """GET a URL. Raises NoAnswerError."""
-        return await self._ask("GET", url, b"", within_s, most_bytes)
+        return await self._query("GET", url, b"", within_s, most_bytes)
 
     async def post(
         self, url: str, body: Any, within_s: float, most_bytes: int = LARGE_BYTES
     ) -> EngineResponse:
         """POST `body` as JSON. Raises NoAnswerError."""
-        return await self._ask("POST", url, msgspec.json.encode(body), within_s, most_bytes)
+        return await self._query("POST", url, msgspec.json.encode(body), within_s, most_bytes)
 
     async def post_form(
         self, url: str, body: bytes, boundary: bytes, within_s: float
     ) -> EngineResponse:
         """POST an encoded multipart form. Raises NoAnswerError."""
         kind = b"multipart/form-data; boundary=" + boundary
-        return await self._ask("POST", url, body, within_s, LARGE_BYTES, kind=kind)
+        return await self._query("POST", url, body, within_s, LARGE_BYTES, kind=kind)
 
     async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineResponse:
         """POST an encoded JSON body with more header lines, each with its line end. Raises
         NoAnswerError."""
-        return await self._ask(
+        return await self._query(
             method="POST",
             url=url,
             body=body,
@@ -111,7 +111,7 @@ class EngineClient:
             lines=lines,
         )
 
-    async def _ask(
+    async def _query(
         self,
         method: str,
         url: str,
@@ -144,7 +144,7 @@ class EngineClient:
             except (OSError, UnicodeError) as error:
                 raise NoAnswerError(f"does not answer ({short_reason(error)})") from None
             finally:
-                call.end()
+                call.close()
 
 
 @functools.lru_cache(512)
@@ -184,7 +184,7 @@ class _HttpCall(asyncio.Protocol):
         self._encoding = b""
         self._body = bytearray()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close immediately."""
         if not self.answer.cancel() and not self.answer.cancelled():
             self.answer.exception()  # retrieved, or no task waits for it any more

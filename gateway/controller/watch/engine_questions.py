@@ -35,14 +35,14 @@ async def is_alive(client: EngineClient, url: str, name: str, plan: Plan, timeou
     """
     usage_before = await _cache_usage(client, url)
     try:
-        await _ask_smallest(client, url, name, plan, timeout_s)
+        await _send_smallest(client, url, name, plan, timeout_s)
     except NoAnswerError:
         usage_after = await _cache_usage(client, url)
         return bool(usage_before and usage_after) and usage_after != usage_before
     return True
 
 
-async def _ask_smallest(
+async def _send_smallest(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> EngineResponse:
     """The answer to the smallest request of the model's task. Raises NoAnswerError.
@@ -66,7 +66,7 @@ async def _ask_smallest(
     return await client.post(f"{url}{path}", body, timeout_s)
 
 
-async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
+async def is_asleep(client: EngineClient, url: str, within_s: float) -> bool:
     """Whether an engine says that it was put to sleep."""
     try:
         answer = await client.get(f"{url}/is_sleeping", within_s)
@@ -75,7 +75,7 @@ async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
         return False
 
 
-async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
+async def query_metrics(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
     """The lines of the engine's own metrics; None if it has none.
 
     The lines change only with the outputs of the engine's core (vLLM 0.26.0,

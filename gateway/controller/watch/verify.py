@@ -55,7 +55,7 @@ CALL_PROMPTS = 256
 DEAF = re.compile(r"unsupported audio file|\[audio\]", re.IGNORECASE)
 
 
-class _Refuted(Exception):
+class _ProofFailedError(Exception):
     def __init__(self, kind: str, message: str, line: str | None = None, **culprit: Any) -> None:
         super().__init__(message)
         advice = "Another engine version or a plan without special kernels may do better."
@@ -95,7 +95,7 @@ async def verify(
                 report=report,
                 on_measured=on_measured,
             )
-    except _Refuted as refuted:
+    except _ProofFailedError as refuted:
         return refuted.failure
     return None
 
@@ -110,23 +110,23 @@ async def _generates(
     on_measured: Callable[[int, float], None],
 ) -> None:
     """Ask for a short answer, a full prefill batch and the planned concurrency, all concurrently.
-    Raises _Refuted unless all succeed."""
+    Raises _ProofFailedError unless all succeed."""
 
-    async def ask(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
+    async def complete(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
         body = completion_body(name, prompt, tokens)
         return await _post_json(client, f"{url}/v1/completions", body, timeout_s, Completion)
 
     context = plan.max_model_len.value
-    proofs = {"a short answer": _writes(ask, context)}
+    proofs = {"a short answer": _writes(complete, context)}
     long_length = min(plan.max_num_batched_tokens.value, context - 2)
     if long_length > 0:
         proofs[f"a prompt of {long_length} tokens"] = _measure_prompt(
-            ask, token_ids(plan, long_length, 0), on_measured
+            complete, token_ids(plan, long_length, 0), on_measured
         )
     burst_size, length = _burst(plan)
     if burst_size > 1:
         prompts = [token_ids(plan, length, first) for first in range(burst_size)]
-        proofs[f"{burst_size} concurrent requests"] = _check_batches(ask, prompts)
+        proofs[f"{burst_size} concurrent requests"] = _check_batches(complete, prompts)
     for adapter in plan.adapters:
         proofs[f"the adapter {adapter.name}"] = _adapts(
             client=client, url=url, name=name, plan=plan, adapter=adapter, timeout_s=timeout_s
@@ -161,7 +161,7 @@ async def _gather_proofs(
 
 
 async def _writes(ask: _Ask, context: int) -> None:
-    """Check that one of two beginnings is continued by text. Raises _Refuted."""
+    """Check that one of two beginnings is continued by text. Raises _ProofFailedError."""
     tokens = min(TOKENS, max(1, context // 2))
     problems = []
     for prompt in PROMPTS:
@@ -172,7 +172,7 @@ async def _writes(ask: _Ask, context: int) -> None:
         if problem is None:
             return
         problems.append(problem)
-    raise _Refuted(
+    raise _ProofFailedError(
         "gibberish",
         f"The engine answers, but its output is not text: {problems[0]}.",
         problems[0],
@@ -193,7 +193,7 @@ async def _check_batches(ask: _Ask, prompts: list[list[int]]) -> None:
     answers = await asyncio.gather(*(ask(call, BURST_TOKENS) for call in calls))
     count = sum(len(answer.choices) for answer in answers)
     if count != len(prompts):
-        raise _Refuted(
+        raise _ProofFailedError(
             "gibberish",
             f"Asked for {len(prompts)} concurrent answers, the engine gave {count}.",
         )
@@ -202,12 +202,12 @@ async def _check_batches(ask: _Ask, prompts: list[list[int]]) -> None:
 async def _adapts(
     client: EngineClient, url: str, name: str, plan: Plan, adapter: AdapterRef, timeout_s: float
 ) -> None:
-    """Check that the adapter answers. Raises _Refuted."""
+    """Check that the adapter answers. Raises _ProofFailedError."""
     served_as = engine_kind(plan.engine.kind).adapter_name(name, adapter.name)
     body = completion_body(served_as, PROMPTS[0][:1], BURST_TOKENS)
     answer = await _post_json(client, f"{url}/v1/completions", body, timeout_s, Completion)
     if not answer.choices or not answer.choices[0].text:
-        raise _Refuted("gibberish", f"The adapter {adapter.name} gives an empty answer.")
+        raise _ProofFailedError("gibberish", f"The adapter {adapter.name} gives an empty answer.")
 
 
 def _burst(plan: Plan) -> tuple[int, int]:
@@ -255,44 +255,46 @@ async def _check_embeddings(
         or not all(vectors)
         or len({len(vector) for vector in vectors}) != 1
     ):
-        raise _Refuted(
+        raise _ProofFailedError(
             "gibberish", "The engine does not give one embedding of one size for each input."
         )
     if not all(math.isfinite(number) for vector in vectors for number in vector):
-        raise _Refuted("gibberish", "The embeddings are not finite numbers.")
+        raise _ProofFailedError("gibberish", "The embeddings are not finite numbers.")
     if vectors[0] == vectors[1] or not any(vectors[0]):
-        raise _Refuted("gibberish", "Different inputs get the same embedding.")
+        raise _ProofFailedError("gibberish", "Different inputs get the same embedding.")
 
 
 async def _classifies(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> None:
-    """Check that the model labels texts, or tokens of texts (/pooling of vLLM). Raises _Refuted."""
+    """Check that the model labels texts, or tokens of texts (/pooling of vLLM). Raises
+    _ProofFailedError."""
     try:
         answer = await classify(
             client=client, url=url, name=name, plan=plan, texts=list(PROMPTS), timeout_s=timeout_s
         )
     except NoAnswerError as error:
-        raise _Refuted(
+        raise _ProofFailedError(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
     labels = await _read_answer(_check_status(answer), LabelAnswer)
     if len(labels.data) != len(PROMPTS):
-        raise _Refuted("gibberish", "The engine does not give one answer for each input.")
+        raise _ProofFailedError("gibberish", "The engine does not give one answer for each input.")
 
 
 async def _transcribes(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> None:
-    """Check that the model answers a second of sound. A tone may have no words. Raises _Refuted."""
+    """Check that the model answers a second of sound. A tone may have no words. Raises
+    _ProofFailedError."""
     try:
         answer = await transcribe(client, url, name, timeout_s)
     except NoAnswerError as error:
-        raise _Refuted(
+        raise _ProofFailedError(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
     if answer.status != 200 and DEAF.search(answer.excerpt):
-        raise _Refuted(
+        raise _ProofFailedError(
             "package",
             "The engine cannot read sound: its environment lacks the packages soundfile and av.",
             answer.excerpt,
@@ -313,9 +315,11 @@ async def _check_ranking(
     answer = await _post_json(client, f"{url}/v1/rerank", body, timeout_s, RankingAnswer)
     scores = [result.relevance_score for result in answer.results]
     if len(scores) != len(PROMPTS) or not all(math.isfinite(score) for score in scores):
-        raise _Refuted("gibberish", "The engine does not give one finite score for each document.")
+        raise _ProofFailedError(
+            "gibberish", "The engine does not give one finite score for each document."
+        )
     if scores[0] == scores[1]:
-        raise _Refuted("gibberish", "Different documents get the same score.")
+        raise _ProofFailedError("gibberish", "Different documents get the same score.")
 
 
 async def _post_json(
@@ -324,7 +328,7 @@ async def _post_json(
     try:
         answer = await client.post(url, body, timeout_s)
     except NoAnswerError as error:
-        raise _Refuted(
+        raise _ProofFailedError(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
     return await _read_answer(_check_status(answer), kind)
@@ -333,7 +337,7 @@ async def _post_json(
 def _check_status(answer: EngineResponse) -> EngineResponse:
     if answer.status != 200:
         text = answer.excerpt
-        raise _Refuted(
+        raise _ProofFailedError(
             "verification_failed",
             f"The engine answered {answer.status} to a plain request: {text}",
             text,
@@ -353,4 +357,4 @@ async def _read_answer(answer: EngineResponse, kind: type[T]) -> T:
     try:
         return await answer.read(kind)
     except NoAnswerError as error:
-        raise _Refuted("gibberish", f"The engine {error}.", answer.excerpt) from None
+        raise _ProofFailedError("gibberish", f"The engine {error}.", answer.excerpt) from None

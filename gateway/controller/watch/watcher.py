@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
-from gateway.controller.watch.engine_questions import is_alive, metrics_of, sleeps
+from gateway.controller.watch.engine_questions import is_alive, is_asleep, query_metrics
 from gateway.diagnosis.compilers import COMPILATION, compiling
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.diagnosis.log_reader import LogReader
@@ -82,7 +82,7 @@ class Watcher:
         self.attempt = attempt
         self.name = name
         self.url = url
-        self.observation = Observation(verified=attempt.state == "ready")
+        self.observation = Observation(is_verified=attempt.state == "ready")
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._host = context.host
         self._signatures = context.signatures
@@ -133,20 +133,20 @@ class Watcher:
         """Whether a failure in the log is not reported yet, as its reasons may follow."""
         return self._report_timer is not None
 
-    def note(self, **changes: object) -> None:
+    def update(self, **changes: object) -> None:
         """Change the observation and wake the loop."""
         self.observation = self.observation.evolve(**changes)
         self._wake()
 
-    def note_proof_time(self, tokens: int, seconds: float) -> None:
+    def record_proof_time(self, tokens: int, seconds: float) -> None:
         """Note how many seconds a prompt of this many tokens took."""
         self._freeze.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
 
-    def keep_asking(self, questions: asyncio.Task[None]) -> None:
+    def adopt_questions(self, questions: asyncio.Task[None]) -> None:
         """Own a task that goes on while the engine serves. The task ends with the watcher."""
         self._questions = questions
 
-    def end_questions(self) -> None:
+    def stop_questions(self) -> None:
         """End the task of `keep_asking`, if any."""
         if self._questions is not None:
             self._questions.cancel()
@@ -154,7 +154,7 @@ class Watcher:
     def fail(self, failure: Failure) -> None:
         """Note a failure. The first one stands, as later ones are consequences."""
         if self.observation.proof is None:
-            self.note(proof=failure)
+            self.update(proof=failure)
 
     async def retire(self) -> bool:
         """Stop watching an engine that stops next. Returns whether the copy of its log goes on, to
@@ -164,17 +164,17 @@ class Watcher:
         """
         self._is_retired = True
         log_task, *look_tasks = self._supervised_tasks
-        await self._end_tasks(look_tasks if self._copies_log else self._supervised_tasks)
+        await self._stop_tasks(look_tasks if self._copies_log else self._supervised_tasks)
         return not log_task.is_done
 
     async def close(self) -> None:
-        await self._end_tasks(self._supervised_tasks)
+        await self._stop_tasks(self._supervised_tasks)
 
-    async def _end_tasks(self, tasks: Iterable[SupervisedTask]) -> None:
+    async def _stop_tasks(self, tasks: Iterable[SupervisedTask]) -> None:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_timer = None
-        self.end_questions()
+        self.stop_questions()
         for work in tasks:
             await work.close()
 
@@ -182,7 +182,7 @@ class Watcher:
         reader = LogReader(self._signatures, str(self.attempt.plan.engine))
         # The log of a serving engine may be read from the middle, where users' words stand.
         if self.attempt.state == "ready":
-            reader.serve()
+            reader.mark_serving()
         return reader
 
     async def _follow_log(self) -> None:
@@ -203,7 +203,7 @@ class Watcher:
                     if copy is not None:
                         copy.write(raw)
                     if not self._is_retired:
-                        self._note_line(raw, number)
+                        self._read_line(raw, number)
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
             self._prove(self._reader.verdict)
@@ -212,9 +212,9 @@ class Watcher:
         finally:
             if copy is not None:
                 copy.close()
-            self.note(log_ended=True)
+            self.update(has_log_ended=True)
 
-    def _note_line(self, raw: bytes, number: int) -> None:
+    def _read_line(self, raw: bytes, number: int) -> None:
         """Read a line of the log. number: from 1, of this pass."""
         is_furthest = number >= self._lines
         self._lines = max(number, self._lines)
@@ -238,10 +238,10 @@ class Watcher:
             "are_graphs_made": self._reader.progress.are_graphs_made,
         }
         if readiness != {name: getattr(self.observation, name) for name in readiness}:
-            self.note(**readiness)
-        self._tell_phase()
+            self.update(**readiness)
+        self._show_phase()
 
-    def _tell_phase(self) -> None:
+    def _show_phase(self) -> None:
         """Show the phase by the log, or by the compilers while the log is silent."""
         if not self.observation.is_healthy:
             self.clock.enter(self._reader.progress.phase, time.monotonic())
@@ -251,7 +251,7 @@ class Watcher:
             and phase != self.observation.phase
             and not self.observation.is_healthy
         ):
-            self.note(phase=phase)
+            self.update(phase=phase)
 
     async def _look_for_compilers(self) -> float | None:
         """Look for compilers during the start. Returns the seconds until the next look."""
@@ -261,8 +261,8 @@ class Watcher:
         former_phase = self._compiles
         self._compiles = compiling(process.command for process in await self._processes())
         if former_phase and not self._compiles and self.observation.phase.startswith(COMPILATION):
-            self.note(phase=PHASE_LABELS.get(self._reader.progress.phase, "starting"))
-        self._tell_phase()
+            self.update(phase=PHASE_LABELS.get(self._reader.progress.phase, "starting"))
+        self._show_phase()
         return _COMPILERS_S
 
     def _report_failure(self) -> None:
@@ -276,22 +276,22 @@ class Watcher:
 
     async def _health(self) -> float:
         """Look once. Returns the seconds until the next look."""
-        is_serving = self.observation.verified and self.observation.is_healthy
+        is_serving = self.observation.is_verified and self.observation.is_healthy
         if is_serving:
-            self._freeze.note_processes(time.monotonic(), await self._processes())
+            self._freeze.record_processes(time.monotonic(), await self._processes())
             self._judge_freeze()
         healthy = await self._is_healthy(self._probe_s if is_serving else PROBE_TIMEOUT_S)
         if healthy and not self.observation.is_healthy and self.attempt.plan.sleep_mode.value:
             # A previous gateway may have put it to sleep.
             self.observation = self.observation.evolve(
-                sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S)
+                is_sleeping=await is_asleep(self.client, self.url, PROBE_TIMEOUT_S)
             )
         now = time.monotonic()
-        self._freeze.note_health(now, is_healthy=healthy)
+        self._freeze.record_health(now, is_healthy=healthy)
         if healthy:
-            self._note_answer(now)
+            self._record_answer(now)
         elif self.observation.is_healthy:
-            self._note_silence(now)
+            self._record_silence(now)
         elif now - self._last_sign > self._settings.start_timeout_s:
             self._fail_start()
         if not self.observation.is_healthy:
@@ -302,16 +302,16 @@ class Watcher:
             return self._settings.health_interval_s
         return min(_FREEZE_POLL_S, self._settings.health_interval_s)
 
-    def _note_answer(self, now: float) -> None:
+    def _record_answer(self, now: float) -> None:
         self._silent_since = None
         if not self.observation.is_healthy:
             self.clock.enter("serving", now)
-            self.note(
+            self.update(
                 is_healthy=True,
-                phase="verifying" if not self.observation.verified else "serving",
+                phase="verifying" if not self.observation.is_verified else "serving",
             )
 
-    def _note_silence(self, now: float) -> None:
+    def _record_silence(self, now: float) -> None:
         self._silent_since = self._silent_since or now
         if now - self._silent_since > self._settings.hang_after_s:
             seconds = round(now - self._silent_since)
@@ -357,10 +357,10 @@ class Watcher:
         next look."""
         waited_s = self._silent_s(self.name)
         is_silent = self._freeze.silent_seconds(time.monotonic()) > 0
-        if (waited_s is None and not is_silent) or not self.observation.verified:
+        if (waited_s is None and not is_silent) or not self.observation.is_verified:
             return self._settings.health_interval_s
-        self._freeze.note_metrics(
-            time.monotonic(), await metrics_of(self.client, self.url, self._probe_s)
+        self._freeze.record_metrics(
+            time.monotonic(), await query_metrics(self.client, self.url, self._probe_s)
         )
         doubtful = not self.observation.freeze_reason and self._freeze.needs_probe(
             time.monotonic(), waited_s, self._probe_s
@@ -370,7 +370,7 @@ class Watcher:
             lives = await is_alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s
             )
-            self._freeze.note_probe(asked_at, is_alive=lives)
+            self._freeze.record_probe(asked_at, is_alive=lives)
             self._answered_at = time.monotonic() if lives else self._answered_at
             self._judge_freeze()
         if not self._freeze.silent_seconds(time.monotonic()):
@@ -388,7 +388,7 @@ class Watcher:
                 instance=self.name,
                 why=freeze_reason or self.observation.freeze_reason,
             )
-            self.note(freeze_reason=freeze_reason)
+            self.update(freeze_reason=freeze_reason)
         stopped_s, silent_seconds = self._freeze.stopped_s(now), self._freeze.silent_seconds(now)
         if stopped_s > self._settings.hang_after_s:
             self._report_hang(
@@ -408,7 +408,7 @@ class Watcher:
                 phase=phase,
                 message=message,
                 advice="The engine is replaced.",
-                proves="nothing",
+                proven_subject="nothing",
             )
         )
 

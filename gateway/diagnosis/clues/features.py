@@ -48,7 +48,7 @@ class VersionSettings(NamedTuple):
     flags: Mapping[str, Mapping[str, Any]]
     variables: frozenset[str]
 
-    def takes(self, switch: FeatureSwitch, options: StartOptions) -> bool:
+    def has_effective_switch(self, switch: FeatureSwitch, options: StartOptions) -> bool:
         """Whether this version has a switch that changes a start with these options."""
         match = _SETTING.match(switch.setting)
         if match is None or self._precedes_version(switch.first_version):
@@ -139,7 +139,9 @@ class Features:
     ) -> Iterator[tuple[str, str]]:
         """The rows of one frame, with the switch that this version takes."""
         for row, pattern in self._rows:
-            if row.standalone is not is_standalone or (row.faults and not code.is_fault):
+            if row.is_standalone is not is_standalone or (
+                row.counts_only_faults and not code.is_fault
+            ):
                 continue
             if row.engines and code.engine.partition("-")[0] not in row.engines:
                 continue
@@ -154,9 +156,9 @@ class Features:
 def _setting(switches: Iterable[FeatureSwitch], code: FailureCode) -> str:
     """The first switch that a version takes, and the first that fitserve takes too."""
     settings, options = code.settings, code.options
-    usable_switches = [switch for switch in switches if settings.takes(switch, options)] or [
-        switch for switch in switches if settings.may_omit(switch, options)
-    ]
+    usable_switches = [
+        switch for switch in switches if settings.has_effective_switch(switch, options)
+    ] or [switch for switch in switches if settings.may_omit(switch, options)]
     if not usable_switches:
         return ""
     open_switch = next(
@@ -189,7 +191,9 @@ def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
         setting = _off_form(flag, match["verb"], spec, code.options)
         if is_word and not setting.startswith("omit "):
             continue
-        if setting and code.settings.takes(FeatureSwitch(setting=setting), code.options):
+        if setting and code.settings.has_effective_switch(
+            FeatureSwitch(setting=setting), code.options
+        ):
             named_settings.append((len(part), match["part"], setting))
     named_settings += _variable_by_name(file, function, code)
     for _, name, setting in sorted(named_settings, key=_part_rank):
@@ -208,7 +212,9 @@ def _parts_by_value(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
         is_default = str(code.settings.flags.get(flag, {}).get("default")) == value
         if flag in MODEL_OPTIONS or is_default or _KERNEL_LIBRARY.search(value):
             continue
-        if code.settings.takes(FeatureSwitch(setting=f"omit --{flag}"), code.options):
+        if code.settings.has_effective_switch(
+            FeatureSwitch(setting=f"omit --{flag}"), code.options
+        ):
             yield f"{value} of --{flag}", f"omit --{flag}"
 
 
@@ -216,7 +222,9 @@ def _variable_by_name(file: str, function: str, code: FailureCode) -> list[tuple
     """The variable that switches off the part of a file or function, as the length of its name, the
     name and the setting."""
     setting = off_switch("", (file, function), sorted(code.settings.variables))
-    if not setting or not code.settings.takes(FeatureSwitch(setting=setting), code.options):
+    if not setting or not code.settings.has_effective_switch(
+        FeatureSwitch(setting=setting), code.options
+    ):
         return []
     words = setting.partition("=")[0].split("_")[1:]
     name = "-".join(word.lower() for word in words if word not in ("USE", "ENABLE", "DISABLE"))

@@ -46,7 +46,7 @@ def judge(
     The machine may cause one hang. A second hang of the same plan is due to the plan: to its peers
     if it has several GPUs, else to all of it.
     """
-    has_several_gpus, proof = len(attempt.plan.gpus) > 1, failure.proves
+    has_several_gpus, proof = len(attempt.plan.gpus) > 1, failure.proven_subject
     if (
         failure.kind == "start_timeout"
         and has_several_gpus
@@ -59,21 +59,21 @@ def judge(
         for former_attempt in earlier_attempts
         if former_attempt.fingerprint == attempt.fingerprint
     )
-    is_hang = failure.kind == "hang" and failure.proves == "nothing" and not has_served_well
+    is_hang = failure.kind == "hang" and failure.proven_subject == "nothing" and not has_served_well
     if is_hang and hung_before:
         proof = "peers" if has_several_gpus else "plan"
-    return failure.evolve(proves=proof)
+    return failure.evolve(proven_subject=proof)
 
 
-def excuse(attempt: Attempt, failure: Failure, disturbance: str) -> Failure:
+def drop_disturbed_proof(attempt: Attempt, failure: Failure, disturbance: str) -> Failure:
     """The failure, without a proof if a neighbour disturbed the engine.
 
     A disturbed start proves nothing; a disturbed engine that serves proves nothing about memory.
     disturbance: the activity of the neighbour.
     """
-    if not disturbance or not (attempt.state == "starting" or failure.proves == "memory"):
+    if not disturbance or not (attempt.state == "starting" or failure.proven_subject == "memory"):
         return failure
-    return failure.evolve(proves="nothing", disturbed=disturbance)
+    return failure.evolve(proven_subject="nothing", disturbed=disturbance)
 
 
 def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
@@ -82,24 +82,28 @@ def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
         return ()
     plan = attempt.plan
     rows: list[tuple[FactKind, dict[str, str], int | None]] = []
-    if failure.proves == "context":
+    if failure.proven_subject == "context":
         limit = context_limit(failure)
         # A limit above the plan's context would change nothing.
         if limit and limit < plan.max_model_len.value:
             rows.append(("max_context", plan.scope, limit))
-    elif failure.proves == "kernel" or failure.culprit.get("kernel"):
+    elif failure.proven_subject == "kernel" or failure.culprit.get("kernel"):
         rows += [(kind, scope, None) for kind, scope in _kernels(plan, failure)]
     is_certain = bool(rows)
     if _is_of_fork(plan, failure):
         rows.append(("fork_fails", sleep_scope(plan.scope), None))
-    if failure.proves == "peers" and (scope := peers.peers_scope(plan)) is not None:
+    if failure.proven_subject == "peers" and (scope := peers.peers_scope(plan)) is not None:
         rows.append(("peers_fail", scope, None))
-    if failure.proves == "engine" and not is_certain:
+    if failure.proven_subject == "engine" and not is_certain:
         scope = {**_engine_scope(plan), **_failed_feature(failure)}
         rows += [("engine_fails", scope, None)] if len(scope) > 1 else []
-    if failure.cure == "engine" and failure.proves == "plan" and failure.phase in _SIZELESS_PHASES:
+    if (
+        failure.cure == "engine"
+        and failure.proven_subject == "plan"
+        and failure.phase in _SIZELESS_PHASES
+    ):
         rows.append(("engine_fails", _model_scope(plan), None))
-    if failure.proves == "memory":
+    if failure.proven_subject == "memory":
         rows += [
             (kind, _memory_scope(plan, kind, failure.phase), value)
             for kind, value in _memory(failure)
@@ -114,7 +118,7 @@ def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
             scope=scope,
             value=value,
             grade="failed",
-            under=plan.under,
+            software=plan.software,
             source=source,
             attempt=attempt.id,
             at=now_s,
@@ -163,7 +167,7 @@ def prove_success(
             kind=kind,
             scope=scope,
             value=value,
-            under=plan.under,
+            software=plan.software,
             grade="verified",
             source=reason,
             attempt=attempt.id,
@@ -189,16 +193,20 @@ def facts_of_log(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
         else "unknown"
     }
     rows: list[tuple[FactKind, dict[str, str], int | None]] = []
-    if failure.proves == "context" and "model" in scope and (limit := context_limit(failure)):
+    if (
+        failure.proven_subject == "context"
+        and "model" in scope
+        and (limit := context_limit(failure))
+    ):
         rows.append(("max_context", scope, limit))
-    elif failure.proves == "kernel" and culprit.get("kernel"):
+    elif failure.proven_subject == "kernel" and culprit.get("kernel"):
         sizes = {name: str(culprit[name]) for name in ("kernel", "k", "n") if name in culprit}
         rows.append(("kernel_fails", engine | gpu | sizes, None))
-    elif failure.proves == "engine":
+    elif failure.proven_subject == "engine":
         feature = _failed_feature(failure)
         subject = feature if "architecture" in feature else gpu | feature
         rows.append(("engine_fails", engine | subject, None))
-    elif failure.proves == "memory" and "model" in scope:
+    elif failure.proven_subject == "memory" and "model" in scope:
         rows += [(kind, scope, value) for kind, value in _memory(failure)]
     source = _source(failure)
     return tuple(
@@ -223,7 +231,7 @@ def _is_of_fork(plan: Plan, failure: Failure) -> bool:
 
     The next plan is without them. If that hangs too, the fault is the plan's.
     """
-    if FORK not in plan.env.items() or failure.proves == "peers":
+    if FORK not in plan.env.items() or failure.proven_subject == "peers":
         return False
     return "fork" in failure.culprit or failure.kind == "start_timeout"
 

@@ -51,7 +51,7 @@ def _sleep_fact(attempt: Attempt, source: str, now_s: float, *, is_working: bool
         kind="sleep_works" if is_working else "sleep_fails",
         scope=sleep_scope(attempt.plan.scope),
         grade="verified" if is_working else "failed",
-        under=attempt.plan.under,
+        software=attempt.plan.software,
         source=source,
         attempt=attempt.id,
         at=now_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gateway.diagnosis.lines.repetition import Repetition
+from gateway.diagnosis.lines.repetition import RepetitionFilter
 
 _BLOCK_BYTES = 64 * 1024
 _HEAD_LINES = 60
@@ -131,7 +131,7 @@ class LineFilter:
         self._end = b""
         self._handed_count = 0
         self._can_match = can_match
-        self._repetition = Repetition(self._has_keyword)
+        self._repetition = RepetitionFilter(self._has_keyword)
         self._telling = _KEYWORDS
         """The words of the block that may matter."""
         self._anchor = b""
@@ -207,7 +207,9 @@ class LineFilter:
                 block_lines = (
                     ((number, raw),)
                     if _anchor_in(raw, SERVING_WORDS)
-                    else self._repetition.admit(number, raw, belongs=self.attend > 0)
+                    else self._repetition.lines_to_read(
+                        number, raw, is_continuation=self.attend > 0
+                    )
                 )
                 for self.number, line in block_lines:
                     self.attend, self._handed_count = max(0, self.attend - 1), self.number

@@ -20,15 +20,15 @@ _DIGIT_TABLE = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 NumberedLine = tuple[int, bytes]
 
 
-class Repetition:
+class RepetitionFilter:
     """Counts lines, and keeps back those of which many copies were read.
 
     After each other line one copy of each is read again, as the state of the reader has changed.
-    tells: whether a line may prove anything. In a flood of distinct lines the others are dropped.
+    can_prove: whether a line may prove anything. In a flood of distinct lines others are dropped.
     """
 
-    def __init__(self, tells: Callable[[bytes], bool] = lambda _: True) -> None:
-        self._tells = tells
+    def __init__(self, can_prove: Callable[[bytes], bool] = lambda _: True) -> None:
+        self._tells = can_prove
         self._distinct = 0
         self._counts: dict[bytes, int] = {}
         self._read: set[bytes] = set()
@@ -39,10 +39,12 @@ class Repetition:
         """Whether enough distinct lines were read that the next ones must prove more."""
         return self._distinct >= _FLOOD
 
-    def admit(self, number: int, raw: bytes, *, belongs: bool = False) -> tuple[NumberedLine, ...]:
+    def lines_to_read(
+        self, number: int, raw: bytes, *, is_continuation: bool = False
+    ) -> tuple[NumberedLine, ...]:
         """The lines to read now: the line itself, after the last ones that were kept back; none if
-        it is kept back. belongs: the line is a part of the lines before."""
-        if self.is_flood and not belongs and not self._tells(raw):
+        it is kept back. is_continuation: the line is a part of the lines before."""
+        if self.is_flood and not is_continuation and not self._tells(raw):
             return ()
         form = raw.translate(_DIGIT_TABLE)
         count = self._counts.get(form, 0)

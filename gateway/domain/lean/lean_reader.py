@@ -28,7 +28,7 @@ from gateway.secret import Secret
 Reader = Callable[[Any], Any]
 
 
-class Inexact(Exception):
+class NeedsConversionError(Exception):
     """Only pydantic can read the data."""
 
 
@@ -36,7 +36,7 @@ def read_value(kind: Any, data: Any, *, is_trusted: bool) -> Any:
     """Data as a value of the class. Raises NeedsPydantic."""
     try:
         return _reader_of_class(kind, is_trusted)(data)
-    except Inexact as error:
+    except NeedsConversionError as error:
         refuse(f"{kind.__name__}: {error}")
 
 
@@ -44,7 +44,7 @@ def read_fields(kind: Any, data: dict[str, Any]) -> dict[str, Any]:
     """All fields of a value, of some by name. Raises NeedsPydantic."""
     try:
         return _fields_reader(kind, False)(data)
-    except Inexact as error:
+    except NeedsConversionError as error:
         refuse(f"{kind.__name__}: {error}")
 
 
@@ -66,13 +66,13 @@ def _fields_reader(kind: Any, is_trusted: bool) -> Callable[[dict[str, Any]], di
         if aliases:
             data = _rename_fields(kind, data, aliases)
         if not needed_names <= data.keys():
-            raise Inexact(f"some of {', '.join(needed_names)} are missing")
+            raise NeedsConversionError(f"some of {', '.join(needed_names)} are missing")
         values = template | data
         if len(values) != len(template):
             values = _known_fields(values, template, ignores_others=ignores_others)
         for name, scalar in scalars:
             if type(values[name]) is not scalar and name in data:
-                raise Inexact(f"{name} is not of {scalar.__name__}")
+                raise NeedsConversionError(f"{name} is not of {scalar.__name__}")
         for name, reader in readers:
             if name in data:
                 values[name] = reader(data[name])
@@ -114,7 +114,7 @@ def _known_fields(
     values: dict[str, Any], template: dict[str, Any], *, ignores_others: bool
 ) -> dict[str, Any]:
     if not ignores_others:
-        raise Inexact(f"unknown fields among {', '.join(values)}")
+        raise NeedsConversionError(f"unknown fields among {', '.join(values)}")
     return {name: values[name] for name in template}
 
 
@@ -125,7 +125,7 @@ def _rename_fields(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> 
         aliases.values()
     )
     if has_field_names or len(renamed) < len(data):
-        raise Inexact("a field by a name that it does not have, or by two")
+        raise NeedsConversionError("a field by a name that it does not have, or by two")
     return renamed
 
 
@@ -149,7 +149,7 @@ def _reader_of_class(kind: Any, is_trusted: bool) -> Reader:
             return value
         if isinstance(data, kind):
             return data
-        raise Inexact(f"{kind.__name__} of {type(data).__name__}")
+        raise NeedsConversionError(f"{kind.__name__} of {type(data).__name__}")
 
     return read_one
 
@@ -192,7 +192,7 @@ def _evaluate(annotation: str, module: str) -> Any:
     try:
         return eval(annotation, scope)  # noqa: S307
     except NameError as error:
-        raise Inexact(str(error)) from None
+        raise NeedsConversionError(str(error)) from None
 
 
 _BUILTIN_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "None": None}
@@ -218,13 +218,13 @@ def _guard(function: Reader) -> Reader:
         try:
             return function(value)
         except (ValueError, TypeError) as error:
-            raise Inexact(str(error)) from None
+            raise NeedsConversionError(str(error)) from None
 
     return read
 
 
 def _refuse_all(value: Any) -> Any:
-    raise Inexact(type(value).__name__)
+    raise NeedsConversionError(type(value).__name__)
 
 
 @cache
@@ -265,7 +265,7 @@ def _read_float(value: Any) -> float:
         return value
     if type(value) is int:
         return float(value)
-    raise Inexact("a number is expected")
+    raise NeedsConversionError("a number is expected")
 
 
 @cache
@@ -273,7 +273,7 @@ def _type_reader(kind: type) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is kind:
             return value
-        raise Inexact(f"{kind.__name__} of {type(value).__name__}")
+        raise NeedsConversionError(f"{kind.__name__} of {type(value).__name__}")
 
     return read
 
@@ -287,7 +287,7 @@ def _text_reader(kind: type) -> Reader:
             return kind(value)
         if isinstance(value, kind):
             return value
-        raise Inexact(f"{kind.__name__} of {type(value).__name__}")
+        raise NeedsConversionError(f"{kind.__name__} of {type(value).__name__}")
 
     return read
 
@@ -297,7 +297,7 @@ def _choice_reader(values: tuple[Any, ...]) -> Reader:
         for allowed_value in values:
             if value == allowed_value and type(value) is type(allowed_value):
                 return value
-        raise Inexact("none of the allowed values")
+        raise NeedsConversionError("none of the allowed values")
 
     return read
 
@@ -352,7 +352,7 @@ def _limit_reader(limits: dict[str, Any]) -> Reader | None:
 
     def read(value: Any) -> Any:
         if value is not None and not all(test(value, limit) for test, limit in tests):
-            raise Inexact("beyond its limits")
+            raise NeedsConversionError("beyond its limits")
         return value
 
     return read
@@ -364,7 +364,7 @@ def _tuple_reader(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
 
         def read_all(value: Any) -> Any:
             if type(value) is not list and type(value) is not tuple:
-                raise Inexact(f"a list of {type(value).__name__}")
+                raise NeedsConversionError(f"a list of {type(value).__name__}")
             return tuple(value) if reader is None else tuple([reader(member) for member in value])
 
         return read_all
@@ -372,7 +372,7 @@ def _tuple_reader(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
 
     def read_each(value: Any) -> Any:
         if type(value) not in (list, tuple) or len(value) != len(readers):
-            raise Inexact(f"{len(readers)} items of {type(value).__name__}")
+            raise NeedsConversionError(f"{len(readers)} items of {type(value).__name__}")
         return tuple(
             member if reader is None else reader(member)
             for reader, member in zip(readers, value, strict=True)
@@ -384,7 +384,7 @@ def _tuple_reader(kinds: tuple[Any, ...], is_trusted: bool) -> Reader:
 def _list_reader(reader: Reader | None) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is not list:
-            raise Inexact(f"a list of {type(value).__name__}")
+            raise NeedsConversionError(f"a list of {type(value).__name__}")
         return value.copy() if reader is None else [reader(member) for member in value]
 
     return read
@@ -393,7 +393,7 @@ def _list_reader(reader: Reader | None) -> Reader:
 def _mapping_reader(keys: Reader | None, values: Reader | None) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is not dict:
-            raise Inexact(f"a mapping of {type(value).__name__}")
+            raise NeedsConversionError(f"a mapping of {type(value).__name__}")
         if values is None:
             return (
                 value.copy()
@@ -429,7 +429,7 @@ def _union(kinds: tuple[Any, ...], is_trusted: bool) -> Reader | None:
             return value if reader is None else reader(value)
         if isinstance(kind, ValueType) and isinstance(value, classes):
             return value
-        raise Inexact(f"none of a union takes {kind.__name__}")
+        raise NeedsConversionError(f"none of a union takes {kind.__name__}")
 
     return read
 

@@ -29,9 +29,9 @@ from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import (
-    fullest,
-    layers_of,
+    heaviest_stage,
     parts_of_every_stage,
+    split_layers,
     stage_model,
 )
 from gateway.engines.common.layers.weights import (
@@ -44,7 +44,7 @@ from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.common.memory.asked_cache import CountedCache
 from gateway.engines.common.memory.kv_cache import KvCache
 from gateway.engines.common.planning_input import GroupMemory, PlanningInput
-from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, VariantEvidence
 from gateway.engines.common.speculative.speculative_rules import Speculation, SpeculativeRules
 from gateway.engines.common.variant import Variant
 from gateway.models.drafter import Drafter
@@ -124,10 +124,10 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """The layers of one rank's stage; all layers without pipeline parallelism."""
         if self.variant.pp == 1:
             return self.built_model
-        layers = self.variant.layers or layers_of(self.built_model, self.rules, self.variant.pp)
+        layers = self.variant.layers or split_layers(self.built_model, self.rules, self.variant.pp)
         repeated_parts = parts_of_every_stage(self.engine, self.inputs.spec.architecture)
         return (
-            fullest(self.built_model, layers, repeated_parts)
+            heaviest_stage(self.built_model, layers, repeated_parts)
             if self.undivided is None
             else stage_model(self.built_model, layers, self.stage_number, repeated_parts)
         )
@@ -162,7 +162,8 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     @cached_property
     def cache(self) -> KvCache:
-        """The KV cache of one rank, as the engine counted it, or by the rules. Raises Refused."""
+        """The KV cache of one rank, as the engine counted it, or by the rules. Raises
+        RefusalError."""
         answer = self.evidence.answer
         if answer is None or self.undivided is not None:
             return self.rules.cache(self)
@@ -201,7 +202,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     def weights_bytes(self) -> int:
         """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said.
 
-        Raises Refused if the division or a scheme is not known.
+        Raises RefusalError if the division or a scheme is not known.
         """
         answer = self.evidence.answer
         # The engine's size of weights that are quantized while they load is that before.
@@ -227,7 +228,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         if stored_bytes is None and answer is not None:
             return answer.weights + self.speculation.weights_bytes
         if stored_bytes is None:
-            raise Refused(
+            raise RefusalError(
                 "unsupported_quantization",
                 "the size of its quantized weights is not known",
                 self.source,
@@ -285,7 +286,7 @@ class EngineRules(EngineKind, Protocol):
     files.
 
     The planner uses a kind through this contract only; registry.py lists the kinds. Methods raise
-    Refused for a case that the rules do not cover.
+    RefusalError for a case that the rules do not cover.
     """
 
     def __hash__(self) -> int:

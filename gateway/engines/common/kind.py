@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.domain import Choice, Engine, Scalar
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 
 
 class EngineKind(Protocol):
@@ -45,7 +45,7 @@ class EngineKind(Protocol):
     def address_env(self) -> str:
         """Environment variable with the address at which other nodes reach this one."""
 
-    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+    def node_flags(self, meeting: Rendezvous, node_rank: int, /) -> dict[str, Scalar]:
         """The flags, by the engine's names, with which one of several nodes meets the others."""
 
     def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:

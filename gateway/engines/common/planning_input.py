@@ -25,13 +25,13 @@ from gateway.domain.record import FrozenRecord, field
 from gateway.domain.sharing import NO_SHARING
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.chat.inputs import inputs
-from gateway.engines.common.chat.parsers import ParserTable, Writing
-from gateway.engines.common.chat.template import Chosen, choose_template
+from gateway.engines.common.chat.parsers import ModelDialect, ParserTable
+from gateway.engines.common.chat.template import ChosenTemplate, choose_template
 from gateway.engines.common.kernels.gpus import GpuTable
-from gateway.engines.common.resources import free_ram_beside
-from gateway.engines.common.span import Span
+from gateway.engines.common.resources import reserved_ram_bytes
+from gateway.engines.common.span import NodeSpan
 from gateway.engines.common.speed.correction import Corrections
-from gateway.engines.common.speed.gpu_measurements import Measured
+from gateway.engines.common.speed.gpu_measurements import MachineMeasurements
 from gateway.engines.common.speed.machine import SpeedKnowledge
 from gateway.models.drafter import Drafter
 from gateway.models.parameters import parameter_count
@@ -77,7 +77,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     drafter: the model that drafts tokens, by the wish.
     answers: the answers of engine versions about this model; an answer overrules the rules.
     gpus: formats that GPUs multiply.
-    pace: speeds of GPUs and engines.
+    speed_knowledge: speeds of GPUs and engines.
     parsers: dialects of tool calls and reasoning.
     global_env: environment variables that the settings give to all engines; the part of one engine
         is in its `wish` (`replace_env`).
@@ -95,7 +95,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     promised_bytes: Mapping[str, int] = {}
     gpus: GpuTable | None = None
     answers: Mapping[Question, EngineAnswer] = {}
-    pace: SpeedKnowledge | None = None
+    speed_knowledge: SpeedKnowledge | None = None
     parsers: ParserTable | None = None
     global_env: Mapping[str, str] = {}
     sharing: Sharing = NO_SHARING
@@ -103,7 +103,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     drafter: Drafter | None = None
     hardware_name: str = "this machine"
     alike_nodes: int = 1
-    span: Span | None = None
+    span: NodeSpan | None = None
     key_classes: int = 1
     # Clocks of planner/copies.py, by work and GPUs.
     clocks: dict[Hashable, Any] = field(default_factory=dict)
@@ -189,14 +189,14 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
             revision=spec.revision,
             task=spec.task,
             vocab=spec.vocab,
-            chat=chat,
+            has_chat=chat,
             inputs=inputs(spec),
             family=spec.model_type,
             parameters=parameter_count(spec),
         )
 
     @cached_property
-    def writing(self) -> Writing | None:
+    def writing(self) -> ModelDialect | None:
         """How the model writes tool calls and thoughts; None: no table of dialects is at hand."""
         return (
             self.parsers.writing(self.spec.evolve(chat_template=self.template.text))
@@ -205,7 +205,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         )
 
     @cached_property
-    def template(self) -> Chosen:
+    def template(self) -> ChosenTemplate:
         """The chat template that the model is served with."""
         return choose_template(
             self.spec, self.wish.chat_template, self.parsers.repairs if self.parsers else ()
@@ -217,9 +217,9 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         return Corrections(self.facts.select_kind("speed_ratio"))
 
     @cached_property
-    def measurements(self) -> Measured:
+    def measurements(self) -> MachineMeasurements:
         """Measurements of this machine's GPUs."""
-        return Measured(self.facts.select_kind("machine_speed"))
+        return MachineMeasurements(self.facts.select_kind("machine_speed"))
 
 
 def available_bytes(gpu: Gpu, promised_bytes: Mapping[str, int]) -> int:
@@ -237,7 +237,7 @@ def available_ram(machine: Hardware, promised_bytes: Mapping[str, int]) -> int:
     used or not."""
     return (
         machine.ram_total_bytes
-        - free_ram_beside(machine.ram_total_bytes)
+        - reserved_ram_bytes(machine.ram_total_bytes)
         - promised_bytes.get(RAM, 0)
     )
 

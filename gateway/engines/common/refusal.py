@@ -24,13 +24,13 @@ class VariantEvidence(NamedTuple):
         return VariantEvidence(self.kernels, self.attention, memory, self.method, self.answer)
 
 
-class Refused(Exception):
+class RefusalError(Exception):
     """A gate's refusal.
 
     kernel: the kernel that would fail.
     layer: the layer without a working kernel.
     dtypes: activation dtypes that would work.
-    cache: a smaller KV cache could help.
+    may_shrink_cache: a smaller KV cache could help.
     evidence: results so far.
     question: a question that the engine's own code could answer.
     """
@@ -44,7 +44,7 @@ class Refused(Exception):
         layer: str | None = None,
         kernel: str | None = None,
         dtypes: tuple[str, ...] = (),
-        cache: bool = False,
+        may_shrink_cache: bool = False,
         evidence: VariantEvidence | None = None,
         question: Question | None = None,
     ) -> None:
@@ -55,26 +55,26 @@ class Refused(Exception):
         self.layer = layer
         self.kernel = kernel
         self.dtypes = dtypes
-        self.cache = cache
+        self.may_shrink_cache = may_shrink_cache
         self.evidence = evidence or VariantEvidence()
         self.question = question
 
-    def knowing(self, evidence: VariantEvidence) -> Refused:
+    def copy_with_evidence(self, evidence: VariantEvidence) -> RefusalError:
         """A copy with this evidence."""
         return self._change_evidence(evidence=evidence)
 
-    def open(self, question: Question) -> Refused:
+    def copy_with_question(self, question: Question) -> RefusalError:
         """A copy that the engine's answer to the question may overrule."""
         return self._change_evidence(question=question)
 
-    def quote_engine(self, answer: EngineAnswer) -> Refused:
+    def quote_engine(self, answer: EngineAnswer) -> RefusalError:
         """A copy in the engine's own words."""
-        return self._change_evidence(reason=answer.refused, source=answer.source)
+        return self._change_evidence(reason=answer.refusal_text, source=answer.source)
 
-    def _change_evidence(self, **changed_evidence: Any) -> Refused:
+    def _change_evidence(self, **changed_evidence: Any) -> RefusalError:
         condition = {
             name: getattr(self, name)
-            for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")
+            for name in ("layer", "kernel", "dtypes", "may_shrink_cache", "evidence", "question")
         }
         verdict = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
-        return Refused(**{**verdict, **condition, **changed_evidence})
+        return RefusalError(**{**verdict, **condition, **changed_evidence})

@@ -33,22 +33,22 @@ _IMPORTED_BYTES = 2 * GIB
 _MIN_FREE_RAM_BYTES, _RAM_LEFT_SHARE = 2 * GIB, 20
 
 
-def free_ram_beside(ram_bytes: int) -> int:
+def reserved_ram_bytes(ram_bytes: int) -> int:
     """Bytes of RAM that sleeping engines leave to all other programs."""
     return max(_MIN_FREE_RAM_BYTES, ram_bytes // _RAM_LEFT_SHARE)
 
 
-def ranks(plan: Plan) -> int:
+def rank_count(plan: Plan) -> int:
     groups = plan.data_parallel.value
     return plan.tensor_parallel.value * plan.pipeline_parallel.value * groups
 
 
 def ranks_of_node(plan: Plan) -> int:
     """The ranks of an engine on one machine."""
-    return ranks(plan) // plan.span
+    return rank_count(plan) // plan.span
 
 
-def cache(plan: Plan, engine: Engine, *, remote_code: bool) -> str:
+def compile_cache_name(plan: Plan, engine: Engine, *, remote_code: bool) -> str:
     """The name of a cache of compiled kernels that engines share, within one image or environment;
     "" for an engine without one.
 
@@ -69,11 +69,13 @@ def page_cache_bytes(plan: Plan, machine: Hardware) -> int:
     """
     unified = any(gpu.memory_kind == "unified" for gpu in machine.gpus if gpu.uuid in plan.gpus)
     in_ram = plan.memory.promised_bytes if unified or not plan.gpus else 0
-    kept_bytes = free_ram_beside(machine.ram_total_bytes) + ranks(plan) * _IMPORTED_BYTES + in_ram
+    kept_bytes = (
+        reserved_ram_bytes(machine.ram_total_bytes) + rank_count(plan) * _IMPORTED_BYTES + in_ram
+    )
     return max(0, machine.ram_available_bytes - kept_bytes)
 
 
-def shared_memory(plan: Plan) -> int:
+def shm_bytes(plan: Plan) -> int:
     """Ranks talk through it; vLLM's own images ask for --ipc=host or a large /dev/shm.
 
     A KV cache in RAM is a file there (vllm/v1/kv_offload/cpu/shared_offload_region.py of 0.26.0).
@@ -88,7 +90,7 @@ def _offloaded_bytes(plan: Plan) -> int:
     return round(float(sizes[-1]) * GIB) if sizes else 0
 
 
-def memory(plan: Plan) -> int:
+def ram_limit_bytes(plan: Plan) -> int:
     """The RAM limit: a copy of all device memory, the weights again while they load, shared memory,
     and the programs.
 
@@ -101,8 +103,8 @@ def memory(plan: Plan) -> int:
         return MAX_BYTES
     sizes = plan.memory
     on_devices = max(sizes.high, sizes.budget_bytes) + sizes.kv_bytes + sizes.weights_bytes
-    return ranks_of_node(plan) * (on_devices + _RANK_BYTES) + shared_memory(plan) + _PROGRAM_BYTES
+    return ranks_of_node(plan) * (on_devices + _RANK_BYTES) + shm_bytes(plan) + _PROGRAM_BYTES
 
 
-def pids(plan: Plan) -> int:
+def process_limit(plan: Plan) -> int:
     return _PROGRAM_PIDS + ranks_of_node(plan) * _RANK_PIDS

@@ -14,7 +14,7 @@ from gateway.diagnosis.facts.sleep import sleep_scope
 from gateway.domain import BoolChoice, Choice, Engine, Memory, Scalar
 from gateway.domain.choice import NEVER_SLEEPS, NO_GPU_SLEEP
 from gateway.domain.units import gib
-from gateway.engines.common.resources import free_ram_beside
+from gateway.engines.common.resources import reserved_ram_bytes
 
 FLAG = "enable-sleep-mode"
 # The user's flags with which sleep is untested: they move weights or the KV cache themselves.
@@ -34,7 +34,7 @@ def choose_sleep_mode(
     ranks: int,
     ram_bytes: int,
     *,
-    adapters: bool = False,
+    has_adapters: bool = False,
 ) -> Choice[bool]:
     """The choice of sleep mode.
 
@@ -49,15 +49,17 @@ def choose_sleep_mode(
     source = f"profile {engine.ref}"
     if FLAG in args:
         return BoolChoice(
-            value=bool(args[FLAG]) and engine.sleeps, reason="set by the user", source="user"
+            value=bool(args[FLAG]) and engine.has_sleep_mode,
+            reason="set by the user",
+            source="user",
         )
-    if FLAG not in engine.flags or not engine.sleeps:
+    if FLAG not in engine.flags or not engine.has_sleep_mode:
         return BoolChoice(
             value=False,
             reason=f"{engine.ref} has no sleep mode that gives memory back",
             source=source,
         )
-    if adapters:
+    if has_adapters:
         return BoolChoice(value=False, reason="untested with LoRA adapters", source="planner")
     if offloading := [name for name in args if name.startswith(_OFFLOAD_FLAGS)]:
         return BoolChoice(value=False, reason=f"untested with --{offloading[0]}", source="planner")
@@ -68,7 +70,7 @@ def choose_sleep_mode(
     if (fact := next(facts.holding("sleep_fails", sleep_scope(scope)), None)) is not None:
         return BoolChoice(value=False, reason=f"it failed here: {fact.source}", source="fact")
     needed_bytes = memory.weights_bytes * ranks
-    if needed_bytes + free_ram_beside(ram_bytes) > ram_bytes:
+    if needed_bytes + reserved_ram_bytes(ram_bytes) > ram_bytes:
         reason = (
             f"asleep its weights would take {gib(needed_bytes)} of RAM, and the machine has"
             f" {gib(ram_bytes)}"

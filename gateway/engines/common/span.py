@@ -24,7 +24,7 @@ class SpanLayout(NamedTuple):
         return self.tp * self.pp * self.dp
 
 
-class Span(NamedTuple):
+class NodeSpan(NamedTuple):
     """Several alike nodes of one engine.
 
     nodes: how many.
@@ -43,7 +43,7 @@ class Span(NamedTuple):
         return self.nodes - 1 if pp > 1 and tp <= self.gpus_each else 0
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """The place where the nodes of one engine meet: an address and two ports of the first node.
 
     groups: the number of groups of ranks that serve separate requests, on all nodes together.

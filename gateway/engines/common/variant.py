@@ -1,7 +1,7 @@
 """Variants of a model on an engine: the layout on GPUs, and changes of the engine's choices. Pure.
 
-plain(...)             -> the variants as the engine would run them
-given_up(variant, plan) -> the variant without the things that a plan gave up for memory
+plain_variants(...)             -> the variants as the engine would run them
+apply_former_concessions(variant, plan) -> the variant without the things that a plan gave up
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Layouts(NamedTuple):
     counts_groups: bool = False
 
 
-def plain(
+def plain_variants(
     engine: Engine,
     layouts: Layouts,
     args: Mapping[str, Scalar],
@@ -194,7 +194,7 @@ def _spreads_experts(args: Mapping[str, Scalar]) -> bool | None:
     return value if value is None or isinstance(value, bool) else int(value) > 1
 
 
-def given_up(variant: Variant, plan: Plan) -> Variant:
+def apply_former_concessions(variant: Variant, plan: Plan) -> Variant:
     """Whether memory is as short now as it was then is not asked."""
     batch = (
         plan.max_num_seqs if plan.max_num_seqs.source == _MEMORY else plan.max_num_batched_tokens

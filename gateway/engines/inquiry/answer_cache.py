@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.domain import EngineAnswer, Question
-from gateway.engines.inquiry.gap_book import GapBook
+from gateway.engines.inquiry.gap_book import RuleGapStore
 from gateway.engines.inquiry.inquiry_document import ModelFiles, StatedGpus
 from gateway.engines.inquiry.script import pack
 from gateway.store import atomic_file
@@ -27,7 +27,7 @@ class AnswerCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.gaps = GapBook(folder / "gaps")
+        self.gaps = RuleGapStore(folder / "gaps")
         self._folder = folder
         self._script = hashlib.sha256(pack()).hexdigest()
 
@@ -44,7 +44,7 @@ class AnswerCache:
                 continue
         return result
 
-    def keep(
+    def store(
         self,
         answers: Mapping[Question, EngineAnswer],
         source: str,

@@ -16,11 +16,11 @@ from gateway.store import atomic_file
 _MAX_FILES = 500
 
 
-class GapBook:
+class RuleGapStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def keep(self, gaps: Iterable[RuleGap]) -> None:
+    def store(self, gaps: Iterable[RuleGap]) -> None:
         """Never raises: a gap that cannot be kept will be met again."""
         try:
             for gap in gaps:

@@ -42,7 +42,7 @@ class AskedHost(Protocol):
         that is not here."""
         ...
 
-    def inquire(
+    def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         """The lines that the engine's own Python answers to the document. gpus: those that it gets,
@@ -117,15 +117,15 @@ class Inquirer:
             except BadAnswer as error:
                 problem = _nonsense_error(engine, error)
                 continue
-            await asyncio.to_thread(self._cache.keep, new_answers, source, gpus, model)
+            await asyncio.to_thread(self._cache.store, new_answers, source, gpus, model)
             result |= new_answers
         if problem is not None and not result:
             raise problem
         return result
 
-    async def note_contradictions(self, gaps: Iterable[RuleGap]) -> None:
+    async def record_contradictions(self, gaps: Iterable[RuleGap]) -> None:
         """Remember contradictions between answers and rules."""
-        await asyncio.to_thread(self._cache.gaps.keep, gaps)
+        await asyncio.to_thread(self._cache.gaps.store, gaps)
 
     async def version(
         self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float
@@ -184,7 +184,7 @@ class Inquirer:
             async with (
                 asyncio.timeout(limit_s),
                 self._turn,
-                contextlib.aclosing(self._host.inquire(engine, document)) as lines,
+                contextlib.aclosing(self._host.run_inquiry(engine, document)) as lines,
             ):
                 async for line in lines:
                     result.append(line)
@@ -201,7 +201,7 @@ class Inquirer:
 def rehearses(answer: EngineAnswer, start: StartSettings | None) -> bool:
     """Whether the answer counts for a start with these settings, or an engine that rehearses none
     gave it."""
-    start_asked = answer.start.asked if answer.start is not None else None
+    start_asked = answer.start.settings if answer.start is not None else None
     if start is None or start_asked is None:
         return True
     is_near = abs(start_asked.kv_bytes - start.kv_bytes) <= start.kv_bytes // _CACHE_SIZE_PARTS

@@ -33,7 +33,7 @@ _OWN_FIELDS = (
 )
 
 
-def profile_of(
+def build_profile(
     near_engine: Engine, version: str, image: str | None, answer: Mapping[str, Any], identity: str
 ) -> Engine:
     """Profile of a version from its answers.
@@ -120,9 +120,9 @@ async def learn(
                 " model and add it again."
             ),
         )
-    profile = profile_of(near_engine, engine.version, engine.image, answer, identity)
+    profile = build_profile(near_engine, engine.version, engine.image, answer, identity)
     try:
-        return profile, identity, await asyncio.to_thread(keep, profile, folder)
+        return profile, identity, await asyncio.to_thread(store_profile, profile, folder)
     except OSError as error:
         raise HostError(
             f"The profile of {engine} cannot be stored: {error}.",
@@ -130,7 +130,7 @@ async def learn(
         ) from None
 
 
-def keep(profile: Engine, folder: Path) -> Path:
+def store_profile(profile: Engine, folder: Path) -> Path:
     """Store a profile, and return its path, where `Profiles` finds the file. Raises OSError."""
     import yaml  # commands that learn nothing read no YAML
 

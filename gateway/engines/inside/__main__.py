@@ -39,7 +39,7 @@ import sys
 import traceback
 from typing import Any, TextIO
 
-from .crashes import crashed_in, forget_touches, is_of_this_package
+from .crashes import clear_stand_in_uses, crashed_in, is_of_this_package
 
 _WORDS = 2000
 
@@ -50,10 +50,10 @@ def main() -> None:
     os.dup2(2, 1)
     inquiry = json.load(sys.stdin)
     if inquiry["kind"] is None:
-        say(output, engine=importlib.import_module(".installed", __package__).engine())
+        write_answer(output, engine=importlib.import_module(".installed", __package__).engine())
         return
     if inquiry["kind"] == "measure":
-        say(
+        write_answer(
             output,
             measured=importlib.import_module("...measuring.inside.ranks", __package__).measure(
                 inquiry
@@ -70,17 +70,19 @@ def main() -> None:
     kind = inquiry["kind"].removesuffix("-cpu")
     if inquiry.get("version"):
         facts_module = importlib.import_module(f"..{kind}.inside.facts", __package__)
-        say(output, version=facts_module.facts())
+        write_answer(output, version=facts_module.facts())
         if inquiry.get("stand_ins") and hasattr(facts_module, "stand_ins"):
-            say(output, stand_ins=facts_module.stand_ins())
+            write_answer(output, stand_ins=facts_module.stand_ins())
     for index, model in enumerate(inquiry.get("models", ())):
-        ask(importlib.import_module(f"..{kind}.inside.answers", __package__), output, index, model)
-    say(output, done=True)
+        answer_questions(
+            importlib.import_module(f"..{kind}.inside.answers", __package__), output, index, model
+        )
+    write_answer(output, done=True)
     sys.stderr.flush()
     os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
 
 
-def say(output: TextIO, **document: Any) -> None:
+def write_answer(output: TextIO, **document: Any) -> None:
     output.write(json.dumps(document) + "\n")
     output.flush()
 
@@ -109,21 +111,21 @@ def _gpu_fields(gpu: dict[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None:
+def answer_questions(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None:
     """Answer every question about one model. A refusal of the engine is an answer, whatever it
     raises. Raises errors of this package."""
     files = {name: base64.b64decode(text) for name, text in model["files"].items()}
     package = answers.__package__.split(".")[-2]
     for number, question in enumerate(model["questions"]):
         numbers = {"model": index, "question": number}
-        forget_touches()
+        clear_stand_in_uses()
         try:
             answer = answers.answer_of(files, question["argv"])
             if (start := question.get("start")) is not None:
                 starts = importlib.import_module(f"{answers.__package__}.start")
                 rehearsal = starts.rehearse(files, start["argv"], start["kv_bytes"], error_text)
                 answer["start"] = {"asked": start, **rehearsal}
-            say(output, **numbers, answer=answer)
+            write_answer(output, **numbers, answer=answer)
         except Exception as error:
             # The engine did not say this. So the inquiry ends, and the forecast stays.
             if is_of_this_package(error):
@@ -136,7 +138,7 @@ def ask(answers: Any, output: TextIO, index: int, model: dict[str, Any]) -> None
                 if crash
                 else ""
             )
-            say(output, **numbers, refused=f"{error_text(error)}{at}")
+            write_answer(output, **numbers, refused=f"{error_text(error)}{at}")
 
 
 def error_text(error: BaseException) -> str:

@@ -34,7 +34,7 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 _touched: set[types.CodeType] = set()
 
 
-def touch(callers: int = 1) -> None:
+def mark_stand_in_use(callers: int = 1) -> None:
     """Note that a stand-in gave a value to its caller, and to the callers of that one."""
     frame: types.FrameType | None = sys._getframe(2)
     for _ in range(callers):
@@ -44,7 +44,7 @@ def touch(callers: int = 1) -> None:
         frame = frame.f_back
 
 
-def forget_touches() -> None:
+def clear_stand_in_uses() -> None:
     """Start over, before another stage."""
     _touched.clear()
 

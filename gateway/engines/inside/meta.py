@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .crashes import touch
+from .crashes import mark_stand_in_use
 
 
 def fit(target: Any, /, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ class Group:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        touch(2)
+        mark_stand_in_use(2)
         # Engines also ask whether the group has a device communicator.
         absent_attributes = {"device_communicator": None, "use_device_communicator": False}
         return absent_attributes.get(name, _first_tensor)
@@ -73,7 +73,7 @@ class Group:
 
 def _first_tensor(*args: Any, **_: Any) -> Any:
     """The first tensor as it is, for a collective operation of one rank."""
-    touch(2)
+    mark_stand_in_use(2)
     return args[0] if args else None
 
 
@@ -105,7 +105,7 @@ def meta_mode() -> Any:
                 kwargs["pin_memory"] = False  # only a driver pins memory
             read = ("cpu", "item", "tolist", "numpy")
             if name in read and getattr(args[0], "is_meta", False):
-                touch(4)
+                mark_stand_in_use(4)
                 return (
                     args[0]
                     if name == "cpu"
@@ -126,7 +126,7 @@ def meta_mode() -> Any:
 
 
 @contextmanager
-def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
+def write_folder(files: Mapping[str, bytes]) -> Iterator[str]:
     """A model folder that holds only `files`."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():

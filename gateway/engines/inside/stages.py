@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from .crashes import crashed_in, forget_touches
+from .crashes import clear_stand_in_uses, crashed_in
 
 _STATEMENTS = ("raise", "assert")
 # Files of libraries that check the values of config.json for the engine.
@@ -44,13 +44,13 @@ class Start:
         """
         if self.refusal:
             return None
-        forget_touches()
+        clear_stand_in_uses()
         try:
             result = step()
         except passed_error:
             raise
         except Exception as error:
-            self._note_error(stage, error)
+            self._record_error(stage, error)
             return None
         if not self.refusal and stage:
             self.ran.append(stage)
@@ -61,7 +61,7 @@ class Start:
         if not self.refusal:
             self.refusal, self.stage, self.location = refusal_text, stage, location
 
-    def _note_error(self, stage: str, error: Exception) -> None:
+    def _record_error(self, stage: str, error: Exception) -> None:
         location = raised_at(error, self.package)
         if location:
             self.refusal, self.stage, self.location = self.error_text(error), stage, location

@@ -92,7 +92,7 @@ def select(rules: BackendRules, model: Subject, forced_backends: ForcedBackends)
             chosen_names["attention"] == replacement.backend
             and replacement.where.refusal(model) is None
         ):
-            chosen_names["attention"] = replacement.by
+            chosen_names["attention"] = replacement.replacement
     refusals += _limit_refusals(rules.last_limits, chosen_names, page, model)
     prefill, decode = _chosen_parts(chosen_names)
     for name, conditions in (
@@ -119,9 +119,9 @@ def _backend_page(
     model: Subject,
 ) -> int | None:
     """The tokens of a page after a backend had its say: its own number where it is chosen."""
-    is_chosen = any(chosen_names[option] == name for option in backend.page_of)
+    is_chosen = any(chosen_names[option] == name for option in backend.page_backends)
     has_page = backend.page and page not in backend.pages
-    if has_page and is_chosen and backend.page_where.refusal(model) is None:
+    if has_page and is_chosen and backend.page_condition.refusal(model) is None:
         return backend.page
     return page
 
@@ -189,7 +189,7 @@ def server_attention(
     args: the user's flags by canonical names.
     """
     chunk = int(args.get("max-num-batched-tokens", 0))
-    model = model_of(
+    model = describe_model(
         groups=groups,
         architecture=architecture,
         kv_dtype=rank.kv_dtype,
@@ -221,7 +221,7 @@ def server_attention(
     )
 
 
-def model_of(
+def describe_model(
     groups: Sequence[AttentionGroup],
     architecture: str,
     kv_dtype: str,
@@ -234,7 +234,7 @@ def model_of(
         kind="mla" if any(group.kind == "mla" for group in groups) else "full",
         architecture=architecture,
         sparse=any(group.index_dim for group in groups),
-        sinks=any(group.sinks for group in groups),
+        has_sinks=any(group.has_sinks for group in groups),
         kv_dtype=kv_dtype,
         recurrent=state.kind if state else "",
         state_dtype=state.dtype or "float32" if state else "float32",
@@ -277,24 +277,24 @@ def _layer_attention(
             **group_facts,
             backend=None,
             status=chosen_selection.status,
-            refused=chosen_selection.refused,
+            refusals=chosen_selection.refused,
         )
     name = "/".join(dict.fromkeys((chosen_selection.prefill, chosen_selection.decode)))
     if (group.kind == "encoder" or not group.causal) and backends[
         chosen_selection.prefill
-    ].causal_only:
+    ].is_causal_only:
         wrong_refusal = Refusal(
             kernel=chosen_selection.prefill,
             reason="would give wrong answers: it hides later tokens from each token",
         )
-        return LayerAttention(**group_facts, backend=None, status="none", refused=(wrong_refusal,))
+        return LayerAttention(**group_facts, backend=None, status="none", refusals=(wrong_refusal,))
     for part in dict.fromkeys((chosen_selection.prefill, chosen_selection.decode)):
         if obstacle := backends[part].starts.refusal(model):
             late_refusal = Refusal(
-                kernel=part, reason=f"is selected, and {obstacle}", at_start=True
+                kernel=part, reason=f"is selected, and {obstacle}", is_at_start=True
             )
             return LayerAttention(
-                **group_facts, backend=None, status="none", refused=(late_refusal,)
+                **group_facts, backend=None, status="none", refusals=(late_refusal,)
             )
     return LayerAttention(
         **group_facts,

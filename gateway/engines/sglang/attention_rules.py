@@ -56,21 +56,23 @@ class SglangBackend(Value):
         None, description="tokens of a page, unless it is asked for one of `pages`"
     )
     pages: tuple[int, ...] = ()
-    page_of: tuple[BackendOption, ...] = ("attention", "decode")
-    page_where: Check = Check()
+    page_backends: tuple[BackendOption, ...] = Field(("attention", "decode"), alias="page_of")
+    page_condition: Check = Field(Check(), alias="page_where")
     starts: Check = Field(Check(), description="sizes that its kernels refuse as they are compiled")
-    causal_only: bool = Field(
-        False, description="whether layers whose tokens see later ones have wrong results"
+    is_causal_only: bool = Field(
+        False,
+        description="whether layers whose tokens see later ones have wrong results",
+        alias="causal_only",
     )
     version: Literal[3, 4] | None = Field(None, description="version of FlashAttention")
 
 
 class Replacement(Value):
-    """The option attention becomes `by` where `where` holds."""
+    """The option attention becomes `replacement` where `where` holds."""
 
     backend: str
     where: Check
-    by: str
+    replacement: str = Field(alias="by")
     source: str = ""
 
 
@@ -105,9 +107,12 @@ class BackendRules(RuleFile):
     own_fields: tuple[str, ...] = ()  # of config.json, with which the same holds
     # The best comes first of the backends to force where the engine's own choice is refused.
     repairs: tuple[str, ...] = ()
-    unknown_with: tuple[str, ...]  # flags that decide, and that these rules do not describe
-    unknown_where: dict[str, tuple[Check, ...]] = Field(
-        {}, description="flag of `unknown_with` -> the only models that it decides for"
+    # These flags decide, and these rules do not describe them.
+    unmodelled_flags: tuple[str, ...] = Field(alias="unknown_with")
+    unmodelled_conditions: dict[str, tuple[Check, ...]] = Field(
+        {},
+        description="flag of `unknown_with` -> the only models that it decides for",
+        alias="unknown_where",
     )
     models: tuple[BackendStep, ...]
     limits: tuple[BackendLimit, ...]
@@ -130,9 +135,9 @@ class BackendRules(RuleFile):
         """Those of these flags that decide for the model in a way that no rule describes."""
         return sorted(
             flag
-            for flag in set(flags) & set(self.unknown_with)
-            if flag not in self.unknown_where
-            or any(check.refusal(model) is None for check in self.unknown_where[flag])
+            for flag in set(flags) & set(self.unmodelled_flags)
+            if flag not in self.unmodelled_conditions
+            or any(check.refusal(model) is None for check in self.unmodelled_conditions[flag])
         )
 
     def add_choices(
@@ -141,7 +146,7 @@ class BackendRules(RuleFile):
         """These rules with choices of the version's own code. other_rules: by version."""
         borrowed_rules, steps = [], []
         for choice in choices:
-            match_check = Check.trust_conditions(dict(choice.where))
+            match_check = Check.trust_conditions(dict(choice.conditions))
             if choice.rules is not None:
                 borrowed_rules.append(
                     BorrowedBackendRules(where=match_check, rules=other_rules[choice.rules])

@@ -33,16 +33,16 @@ from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.engines.common.memory.loaded_memory import position_values, segment_bytes
 from gateway.engines.common.planning_input import host_reserve_bytes
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.rules.variable_effects import unruled_names
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.variant import Variant
-from gateway.engines.sglang.attention import model_of as subject_of
+from gateway.engines.sglang.attention import describe_model as subject_of
 from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.engines.sglang.kind import SglangKind
-from gateway.engines.sglang.kv_cache import TokenPool, model_of, whole
+from gateway.engines.sglang.kv_cache import TokenPool, drop_windows, read_traits
 from gateway.engines.sglang.kv_dtype import adopted_dtype
 from gateway.engines.sglang.memory import (
     MemoryRules,
@@ -122,7 +122,7 @@ class SglangRules(SglangKind):
         return any(name in engine.architectures for name in names)
 
     def takes_media(self, spec: ModelSpec) -> bool:
-        return self.memory is not None and has_towers(self.memory, model_of(spec))
+        return self.memory is not None and has_towers(self.memory, read_traits(spec))
 
     def leaves_towers(self, spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
         return False
@@ -166,8 +166,8 @@ class SglangRules(SglangKind):
     # --- KV cache ---
 
     def cache(self, candidate: Candidate) -> TokenPool:
-        """The pool of tokens and states. Raises Refused for layers whose states the rules do not
-        know."""
+        """The pool of tokens and states. Raises RefusalError for layers whose states the rules do
+        not know."""
         rules, args = self._memory_rules(candidate), candidate.args
         if _STATES_SHARE in args:
             rules = rules.evolve(mamba_ratio=float(args[_STATES_SHARE]))
@@ -177,7 +177,9 @@ class SglangRules(SglangKind):
         windows = candidate.inputs.spec.architecture in rules.hybrid_swa and not args.get(
             "disable-hybrid-swa-memory"
         )
-        attention = candidate.stage.attention if windows else whole(candidate.stage.attention)
+        attention = (
+            candidate.stage.attention if windows else drop_windows(candidate.stage.attention)
+        )
         page = max(
             (layer_attention.block or 1 for layer_attention in candidate.evidence.attention),
             default=1,
@@ -196,7 +198,7 @@ class SglangRules(SglangKind):
             group.kind not in ("encoder", "vision") for group in pool.attention
         ):
             reason = "how this engine keeps the state of such layers is not known here"
-            raise Refused("unknown_memory", reason, candidate.source)
+            raise RefusalError("unknown_memory", reason, candidate.source)
         return pool
 
     # --- batch ---
@@ -205,7 +207,7 @@ class SglangRules(SglangKind):
         return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
-        model, gpu_mib = model_of(candidate.inputs.spec), candidate.devices.least_bytes / MIB
+        model, gpu_mib = read_traits(candidate.inputs.spec), candidate.devices.least_bytes / MIB
         chosen_memory = static_memory(
             self._memory_rules(candidate), gpu_mib, model, tp=_world_size(candidate.rank)
         )
@@ -362,7 +364,7 @@ class SglangRules(SglangKind):
         forecast = static_memory(
             self._memory_rules(candidate),
             candidate.devices.least_bytes / MIB,
-            model_of(candidate.inputs.spec),
+            read_traits(candidate.inputs.spec),
             tp=_world_size(load.rank),
             pp=load.rank.pp,
             dp=load.rank.dp,
@@ -372,7 +374,11 @@ class SglangRules(SglangKind):
             is_eager=not load.graphs,
         )
         answer = candidate.evidence.answer
-        static_fraction = answer.settled.static_fraction if answer and answer.settled else None
+        static_fraction = (
+            answer.resolved_settings.static_fraction
+            if answer and answer.resolved_settings
+            else None
+        )
         return forecast if static_fraction is None else forecast.evolve(fraction=static_fraction)
 
     def _graphs(self, candidate: Candidate, seqs: int) -> int | None:
@@ -382,7 +388,7 @@ class SglangRules(SglangKind):
 
     def _memory_rules(self, candidate: Candidate) -> MemoryRules:
         if self.memory is None:
-            raise Refused(
+            raise RefusalError(
                 "unknown_memory",
                 f"how {candidate.engine.ref} divides a GPU is not known here",
                 candidate.source,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 
 
 class SglangKind:
@@ -33,7 +33,7 @@ class SglangKind:
     # Source: get_local_ip_auto in sglang/srt/utils (network.py of 0.5.23, common.py before).
     address_env = "SGLANG_HOST_IP"
 
-    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+    def node_flags(self, meeting: Rendezvous, node_rank: int, /) -> dict[str, Scalar]:
         """Groups of ranks take the ports after the first: PortArgs in sglang/srt/server_args.py.
         A later node answers only /health: sglang/srt/entrypoints/engine.py."""
         host = f"[{meeting.address}]" if ":" in meeting.address else meeting.address

@@ -96,7 +96,7 @@ def layer_state_bytes(recurrent: Recurrent, tp: int, matrices: str | None = None
     return state_bytes(recurrent, tp, inputs="bfloat16", matrices=state_dtype)
 
 
-def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
+def drop_windows(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
     """Layers with a window as an engine keeps them that gives such a model no pool of their own:
     all of their tokens."""
     return tuple(
@@ -104,16 +104,16 @@ def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
     )
 
 
-def model_of(spec: ModelSpec) -> ModelTraits:
+def read_traits(spec: ModelSpec) -> ModelTraits:
     """Properties of the model that SGLang's memory settings depend on."""
     vision = spec.config.get("vision_config")
     sizes: Mapping[str, Any] = vision if isinstance(vision, Mapping) else {}
     layers, hidden = sizes.get("num_hidden_layers"), sizes.get("hidden_size")
     return ModelTraits(
         architecture=spec.architecture,
-        mla=any(group.kind == "mla" for group in spec.attention),
-        towers="text_config" in spec.config or "vision_config" in spec.config,
-        vision="vision_config" in spec.config,
+        uses_mla=any(group.kind == "mla" for group in spec.attention),
+        has_towers="text_config" in spec.config or "vision_config" in spec.config,
+        has_vision="vision_config" in spec.config,
         vision_layers=layers if type(layers) is int and 0 < layers < 1000 else None,
         vision_hidden=hidden if type(hidden) is int and 0 < hidden < 2**20 else None,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.domain import Engine, ModelSpec, Quant
-from gateway.engines.common.memory.cache_default import default_of
+from gateway.engines.common.memory.cache_default import find_cache_default
 from gateway.models.quantization_block import FILE
 
 AUTO = "auto"
@@ -23,7 +23,7 @@ COMPRESSED_TRAIT = "kv_of_compressed_tensors"
 
 def adopted_dtype(spec: ModelSpec, engine: Engine, capability: str | None) -> str:
     """The version's own dtype for the model, else that of the checkpoint; `auto`: neither."""
-    default = default_of(spec, engine, capability)
+    default = find_cache_default(spec, engine, capability)
     return default.dtype if default else declared_dtype(spec.quant, engine)
 
 

@@ -107,14 +107,16 @@ class MemoryRules(Value):
 
 
 class ModelTraits(Value):
-    """Properties that these settings depend on. `towers`: config.json has a text_config, so the
+    """Properties that these settings depend on. `has_towers`: config.json has a text_config, so the
     model is more than text."""
 
     architecture: str
-    mla: bool = False
-    towers: bool = False
-    vision: bool = Field(
-        False, description="config.json has a vision_config; the sizes are as it gives them"
+    uses_mla: bool = Field(False, alias="mla")
+    has_towers: bool = Field(False, alias="towers")
+    has_vision: bool = Field(
+        False,
+        description="config.json has a vision_config; the sizes are as it gives them",
+        alias="vision",
     )
     vision_layers: int | None = None
     vision_hidden: int | None = None
@@ -157,14 +159,14 @@ def static_memory(
     if not is_eager or rules.eager_reserves_graphs:
         reserved += graphs * 2
         if has_prefill_graphs(rules, model, pp):
-            reserved += 1.5 * 1024 if model.mla else 8 * len(prefill_graph_sizes(chunk))
+            reserved += 1.5 * 1024 if model.uses_mla else 8 * len(prefill_graph_sizes(chunk))
     if dp > 1:
         # srt/server_args.py:1294 (0.5.10.post1), srt/arg_groups/memory_hook.py:370 (0.5.23).
         reserved += graphs * dp * (4.5 if graphs > _MANY_GRAPHS else 3)
     if gpu_mib > 60 * _GIB_IN_MIB:
         reserved = max(reserved, 10 * 1024)
     fraction = round((gpu_mib - reserved) / gpu_mib, 3)
-    if model.vision and has_towers(rules, model):
+    if model.has_vision and has_towers(rules, model):
         fraction *= _vision_factor(model)
     return StaticMemory(
         chunked_prefill=chunk, graph_batch=graphs, reserved_mib=reserved, fraction=fraction
@@ -195,7 +197,7 @@ def has_prefill_graphs(rules: MemoryRules, model: ModelTraits, pp: int) -> bool:
 
 def has_towers(rules: MemoryRules, model: ModelTraits) -> bool:
     """srt/configs/model_config.py:188 (0.5.10.post1), :820 (0.5.23)."""
-    is_multimodal = model.towers or model.architecture in rules.multimodal
+    is_multimodal = model.has_towers or model.architecture in rules.multimodal
     return is_multimodal and model.architecture not in rules.text_only
 
 

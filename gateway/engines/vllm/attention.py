@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
-from gateway.engines.common.rules.check import Undecided
+from gateway.engines.common.rules.check import UnknownSubject
 from gateway.engines.common.rules.choice_reasons import choice_reason
 from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject, numbers
 from gateway.engines.vllm.attention_rules import (
@@ -78,7 +78,7 @@ def choose_backend(
         if name not in rules.backends:
             return _unknown_choice(name, "these rules do not describe this backend")
         reasons = [reason for _, reason in refusals(rules.backends[name], rules.asks, subject)]
-        certain = [reason for reason in reasons if not isinstance(reason, Undecided)]
+        certain = [reason for reason in reasons if not isinstance(reason, UnknownSubject)]
         if certain:
             backend_refusals.append(Refusal(kernel=name, reason="; ".join(certain)))
         elif reasons:
@@ -176,7 +176,7 @@ def _layer_attention(
         status=choice.status,
         version=choice.version,
         block=choice.block,
-        refused=choice.refusals,
+        refusals=choice.refusals,
         reason=_version_reason(choice, capability) if choice.backend else "",
     )
 
@@ -216,7 +216,7 @@ def _check_start(choice: BackendChoice, rules: AttentionRules, subject: Subject)
     backend = rules.backends.get(choice.backend or "")
     if backend is None or choice.backend is None or not (reason := backend.starts.refusal(subject)):
         return choice
-    refusal = Refusal(kernel=choice.backend, reason=f"is selected, and {reason}", at_start=True)
+    refusal = Refusal(kernel=choice.backend, reason=f"is selected, and {reason}", is_at_start=True)
     return BackendChoice(backend=None, refusals=(*choice.refusals, refusal), status="none")
 
 
@@ -248,7 +248,7 @@ def _attention_query(
         dtype=rank.dtype,
         kv_dtype=rank.kv_dtype,
         block_size=block_size,
-        sinks=group.sinks,
+        has_sinks=group.has_sinks,
         alibi=group.alibi,
         sparse=group.index_dim is not None,
         multimodal_prefix=not is_drafter and _has_multimodal_prefix(rules, config, text),
@@ -297,8 +297,8 @@ def _step(
     if model_override is None or not decoders:
         return None
     largest_query = max(decoders, key=lambda query: query.head_dim)
-    if largest_query.head_dim <= model_override.above_head or (
-        model_override.mixed_heads and len({query.head_dim for query in decoders}) == 1
+    if largest_query.head_dim <= model_override.min_head_dim or (
+        model_override.needs_mixed_heads and len({query.head_dim for query in decoders}) == 1
     ):
         return None
     subject = Subject(capability, frozenset(rules.packages), attention=largest_query)
@@ -307,7 +307,7 @@ def _step(
     )
     return (
         step
-        if step is not None and (forced_name is None or forced_name in step.with_forced)
+        if step is not None and (forced_name is None or forced_name in step.forced_backends)
         else None
     )
 

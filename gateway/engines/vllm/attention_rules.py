@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from gateway.domain import Value
 from gateway.domain.base import Field, model_validator
-from gateway.engines.common.rules.check import Check, RuleFile, Undecided, first_refusal
+from gateway.engines.common.rules.check import Check, RuleFile, UnknownSubject, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject
 
 # Tokens of a block, the engine's default first.
@@ -26,12 +26,12 @@ Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
 class VllmBackend(Value):
     """The requirements of one attention backend.
 
-    `validate_configuration` of one backend. A trait that `takes` does not name is refused.
+    `validate_configuration` of one backend. A trait that `traits` does not name is refused.
     """
 
     source: str = ""
-    mla: bool = False
-    sparse: bool = False
+    supports_mla: bool = Field(False, alias="mla")
+    supports_sparse: bool = Field(False, alias="sparse")
     package: str | None = None  # without which the backend cannot be imported
     head: Check | None = None
     dtype: Check | None = None
@@ -39,7 +39,8 @@ class VllmBackend(Value):
     block: tuple[Check, ...] = ()
     capability: Check | None = None
     roles: tuple[AttentionRole, ...] = ("decoder",)
-    takes: dict[Trait, Check] = Field(default_factory=dict)  # an empty check: everywhere
+    # An empty check holds everywhere.
+    traits: dict[Trait, Check] = Field(default_factory=dict, alias="takes")
     combination: tuple[Check, ...] = ()
     # These refusals come after selection: in the constructor, or as kernels are compiled.
     starts: Check = Check()
@@ -61,12 +62,12 @@ def refusals(
             yield name, reason
     if reason := first_refusal(backend.block, subject):
         yield "block", reason
-    if backend.mla != (query.kind == "mla"):
-        yield "mla", "is for MLA" if backend.mla else "is not for MLA"
-    if backend.sparse != query.sparse:
+    if backend.supports_mla != (query.kind == "mla"):
+        yield "mla", "is for MLA" if backend.supports_mla else "is not for MLA"
+    if backend.supports_sparse != query.sparse:
         yield (
             "sparse",
-            "is for sparse attention" if backend.sparse else "is not for sparse attention",
+            "is for sparse attention" if backend.supports_sparse else "is not for sparse attention",
         )
     if query.role not in backend.roles:
         yield "role", f"does not do {query.role.replace('_', '-')} attention"
@@ -84,10 +85,10 @@ def _trait_refusals(
         has_trait, text = _TRAITS[trait]
         if not has_trait(query):
             continue
-        if trait not in backend.takes:
+        if trait not in backend.traits:
             yield trait, f"does not take {text}"
-        elif reason := backend.takes[trait].refusal(subject):
-            yield trait, reason if isinstance(reason, Undecided) else f"{text}: {reason}"
+        elif reason := backend.traits[trait].refusal(subject):
+            yield trait, reason if isinstance(reason, UnknownSubject) else f"{text}: {reason}"
 
 
 def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
@@ -108,7 +109,7 @@ def _query_of(subject: Subject) -> AttentionQuery:
 
 
 _TRAITS: dict[Trait, tuple[Callable[[AttentionQuery], bool], str]] = {
-    "sinks": (lambda q: q.sinks, "attention sinks"),
+    "sinks": (lambda q: q.has_sinks, "attention sinks"),
     "multimodal_prefix": (lambda q: q.multimodal_prefix, "image tokens that see one another"),
     "sliding_window": (lambda q: q.kind == "sliding", "a sliding window"),
     "non_causal": (lambda q: not q.causal, "non-causal layers"),
@@ -145,7 +146,7 @@ class OverrideStep(Value):
     backend: str | None = None
     flash_attention: int | None = None
     # A user may force these backends without losing `flash_attention`.
-    with_forced: tuple[str, ...] = ()
+    forced_backends: tuple[str, ...] = Field((), alias="with_forced")
 
 
 class OwnBackend(Value):
@@ -161,8 +162,9 @@ class ModelOverride(Value):
 
     architectures: tuple[str, ...]
     source: str = ""
-    mixed_heads: bool = False  # only where layers differ in head size
-    above_head: int = 0  # only where the largest head is larger
+    # The override needs layers that differ in head size.
+    needs_mixed_heads: bool = Field(False, alias="mixed_heads")
+    min_head_dim: int = Field(0, alias="above_head")  # only where the largest head is larger
     steps: tuple[OverrideStep, ...]
 
 
@@ -212,7 +214,7 @@ class AttentionRules(RuleFile):
         )
 
     @model_validator(mode="after")
-    def _describes_what_it_lists(self) -> Self:
+    def _check_listed_rows(self) -> Self:
         listed_names = {name for order in self.orders for name in order.backends}
         listed_names |= {
             step.backend for model in self.models for step in model.steps if step.backend

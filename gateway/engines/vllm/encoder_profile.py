@@ -17,7 +17,7 @@ from gateway.domain import ModelSpec, Scalar
 from gateway.engines.common.flag_object import flag_object
 from gateway.engines.common.media_limits import MEDIA_FLAGS, media_limit
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
-from gateway.models.media import media_of
+from gateway.models.media import read_media
 from gateway.models.workload import Workload
 
 # A trait of engine versions: the second model runner profiles encoders as the first does.
@@ -62,7 +62,7 @@ def leaves_towers(spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
     vllm/model_executor/models/interfaces.py."""
     if not any(flag in args for flag in MEDIA_FLAGS):
         return False
-    media = media_of(spec.config)
+    media = read_media(spec.config)
     return bool(media) and not any(_media_item_limit(args, kind) for kind in media)
 
 

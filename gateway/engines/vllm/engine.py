@@ -31,7 +31,7 @@ from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.states import replace_matrix_dtype
 from gateway.engines.common.planning_input import available_ram
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.rules.variable_effects import (
     names_of,
     rule_variables,
@@ -49,7 +49,7 @@ from gateway.engines.vllm.encoder_profile import (
     leaves_towers,
 )
 from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
-from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
+from gateway.engines.vllm.kv_cache import CacheLayout, plan_cache_layout, stored_dtype
 from gateway.engines.vllm.kv_dtype import AUTO, adopted_dtype, dtype_refusal, prefers_flag
 from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
@@ -221,8 +221,8 @@ class VllmRules(VllmKind):
 
     # --- KV cache ---
 
-    def cache(self, candidate: Candidate) -> Cache:
-        """The cache of all layers. Raises Refused for layers that one cache cannot hold."""
+    def cache(self, candidate: Candidate) -> CacheLayout:
+        """The cache of all layers. Raises RefusalError for layers that one cache cannot hold."""
         prefixes = candidate.args.get("enable-prefix-caching")
         attention_layers = candidate.evidence.attention
         latent = next(
@@ -241,17 +241,17 @@ class VllmRules(VllmKind):
             or candidate.engine.block_size
         )
         attention = (*candidate.stage.attention, *candidate.speculation.groups)
-        block_tables = cache(
+        block_tables = plan_cache_layout(
             _replace_state_dtypes(attention, candidate.args),
             candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
             block,
             frozenset(candidate.engine.traits),
-            prefixes=None if prefixes is None else bool(prefixes),
+            caches_prefixes=None if prefixes is None else bool(prefixes),
             drafts=candidate.speculation.draft_tokens,
             is_overlapped=self._overlaps_batches(candidate),
         )
         if block_tables.refusal:
-            raise Refused(
+            raise RefusalError(
                 "no_backend",
                 f"one KV cache cannot hold its layers: {block_tables.refusal}",
                 candidate.source,
@@ -324,7 +324,7 @@ class VllmRules(VllmKind):
         second = _is_switched_on(candidate, RUNNER_VARIABLE)
         if second is not None and vllm_memory.SECOND_RUNNERS & {*traits}:
             return 2 if second else 1
-        return vllm_memory.runner_of(
+        return vllm_memory.runner_bytes(
             candidate.inputs.spec, candidate.built_model, candidate.engine.traits
         )
 
@@ -360,7 +360,7 @@ class VllmRules(VllmKind):
                     f"--gpu-memory-utilization={share:g} was set, which is"
                     f" {gib(round(total * share))} of a GPU that has {gib(free_bytes)} free"
                 )
-                raise Refused("no_memory", reason, "your flag")
+                raise RefusalError("no_memory", reason, "your flag")
             return Budget(
                 round(seen_bytes * share), {}, f"utilization {share:.2f}, set by the user"
             )
@@ -390,7 +390,7 @@ class VllmRules(VllmKind):
                 " engine"
                 f"  needs besides its KV cache,  and {gib(capacity)} are available"
             )
-            raise Refused("no_memory", reason, "your flag")
+            raise RefusalError("no_memory", reason, "your flag")
         flags: dict[str, Scalar] = {}
         if "gpu-memory-utilization" not in candidate.args:
             share = math.ceil(needed_bytes * 100 / max(1, candidate.devices.visible_bytes))
@@ -457,7 +457,7 @@ class VllmRules(VllmKind):
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate
-        return vllm_memory.memory(
+        return vllm_memory.rank_memory(
             candidate.inputs.spec,
             candidate.stage,
             footprint.cache,
@@ -508,7 +508,7 @@ class VllmRules(VllmKind):
                     f"{reason}; together with {gib(used_bytes)} for everything else, that is more"
                     f" than the {gib(free_bytes)} of RAM that is available"
                 )
-                raise Refused("no_memory", text, "your flag")
+                raise RefusalError("no_memory", text, "your flag")
             return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
         context_bytes = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
         if used_bytes > free_bytes:

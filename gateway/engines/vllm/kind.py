@@ -8,7 +8,7 @@ from types import MappingProxyType
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 from gateway.engines.vllm import start_method
 
 
@@ -51,7 +51,7 @@ class VllmKind:
     # Source: get_ip in vllm/utils/network_utils.py.
     address_env = "VLLM_HOST_IP"
 
-    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+    def node_flags(self, meeting: Rendezvous, node_rank: int, /) -> dict[str, Scalar]:
         """Groups meet in a way of their own, which needs no --nnodes. Source: create_engine_config
         in vllm/engine/arg_utils.py, run_headless in vllm/entrypoints/cli/serve.py."""
         headless: dict[str, Scalar] = {"headless": True} if node_rank else {}

@@ -84,7 +84,7 @@ class BlockTable(FrozenRecord, frozen=True):
         return self.count * (-(-length // self.block) + self.drafts)
 
 
-class Cache(FrozenRecord, frozen=True):
+class CacheLayout(FrozenRecord, frozen=True):
     """The KV cache of one rank. `refusal`: the reason that this version cannot hold these layers in
     one pool."""
 
@@ -92,7 +92,7 @@ class Cache(FrozenRecord, frozen=True):
     block_bytes: int
     tables: tuple[BlockTable, ...]
     batches: int
-    set_aside: int
+    reserved_blocks: int
     refusal: str | None = None
 
     @property
@@ -142,7 +142,7 @@ class Cache(FrozenRecord, frozen=True):
         """
         if not self.tables:
             return limit
-        capacity = self.blocks(kv_bytes) - self.set_aside
+        capacity = self.blocks(kv_bytes) - self.reserved_blocks
         return longest(limit, lambda length: self.blocks_for(length, batched_tokens) <= capacity)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
@@ -161,23 +161,23 @@ def stored_dtype(kv_dtype: str, backend: str) -> str:
     return "fp8_ds_mla" if backend == "FLASHMLA_SPARSE" and kv_dtype.startswith("fp8") else kv_dtype
 
 
-def cache(
+def plan_cache_layout(
     attention: Sequence[AttentionGroup],
     rank: Rank,
     block: int,
     traits: Collection[str],
     *,
-    prefixes: bool | None = None,
+    caches_prefixes: bool | None = None,
     drafts: int = 0,
     is_overlapped: bool = True,
-) -> Cache:
+) -> CacheLayout:
     """The cache of these layers, which are those of one stage of `rank.pp`.
 
     rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, a kind with a scale for each head, or
     fp8_ds_mla for backends with that layout.
 
     block: tokens of a block that the attention backend prefers.
-    prefixes: prefix caching; None: the version's default.
+    caches_prefixes: prefix caching; None: the version's default.
     drafts: drafted tokens of a step.
     is_overlapped: whether a batch is scheduled while another one runs.
     """
@@ -188,15 +188,15 @@ def cache(
         for group in attention
         if group.kind == "recurrent" and group.recurrent is not None and group.layers
     ]
-    if prefixes is None:
-        prefixes = not stateful or "prefixes_of_states" in traits
+    if caches_prefixes is None:
+        caches_prefixes = not stateful or "prefixes_of_states" in traits
     state = max(
         (state_bytes(group.recurrent, tp, dtype) for group in stateful if group.recurrent),
         default=0,
     )
     if state > 0:
         layer_tables = _grow_blocks(
-            layer_tables, stateful, state, block, traits, rank.capability, prefixes
+            layer_tables, stateful, state, block, traits, rank.capability, caches_prefixes
         )
     if drafts:
         layer_tables = _add_draft_states(layer_tables, drafts)
@@ -208,13 +208,13 @@ def cache(
         # UniformTypeKVCacheSpecs: one group, each layer with a page of its own size.
         total = sum(table.layers * table.page for table in merged_tables)
         first_block = merged_tables[0].block if merged_tables else block
-        return Cache(first_block, total, merged_tables[:1], batches, blocks_aside)
+        return CacheLayout(first_block, total, merged_tables[:1], batches, blocks_aside)
     pages = _one_page(merged_tables, "pages_are_padded" in traits)
     size = _group_size([table.layers for table in merged_tables])
     tables = tuple(table.evolve(count=-(-table.layers // size)) for table in pages)
     token_block = next((table.block for table in tables if table.kind == "full"), tables[0].block)
     page_bytes, refusal = size * max(table.page for table in tables), _page_refusal(tables)
-    return Cache(token_block, page_bytes, tables, batches, blocks_aside, refusal)
+    return CacheLayout(token_block, page_bytes, tables, batches, blocks_aside, refusal)
 
 
 def _add_draft_states(tables: Sequence[BlockTable], drafts: int) -> list[BlockTable]:
@@ -286,16 +286,16 @@ def _grow_blocks(
     block: int,
     traits: Collection[str],
     capability: str,
-    prefixes: bool,
+    caches_prefixes: bool,
 ) -> list[BlockTable]:
     """The block of attention grows until its page holds a state (of `state` bytes), and the states'
     pages are padded to it."""
     recurrents = [group.recurrent for group in groups if group.recurrent is not None]
     mamba = all(recurrent.kind not in ("gdn", "kda") for recurrent in recurrents)
-    states, step = 2 if prefixes else 1, block
-    if prefixes and mamba and "states_at_every_block" in traits:
+    states, step = 2 if caches_prefixes else 1, block
+    if caches_prefixes and mamba and "states_at_every_block" in traits:
         states, step = 0, math.lcm(block, recurrents[0].chunk or 2048)
-    elif prefixes and "states_within_prefill" in traits:
+    elif caches_prefixes and "states_within_prefill" in traits:
         if all(
             recurrent.kind == "gdn" and _uses_flashinfer_delta(recurrent, capability)
             for recurrent in recurrents

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.domain import Engine, ModelSpec, Quant
-from gateway.engines.common.memory.cache_default import default_of
+from gateway.engines.common.memory.cache_default import find_cache_default
 
 AUTO = "auto"
 # A trait of vLLM from 0.26.0 on: before, a compressed-tensors checkpoint's scheme was written over
@@ -22,7 +22,7 @@ def adopted_dtype(spec: ModelSpec, engine: Engine, capability: str | None) -> st
     one that this version has not."""
     result = _declared_dtype(spec.quant)
     if result == AUTO:
-        default = default_of(spec, engine, capability)
+        default = find_cache_default(spec, engine, capability)
         result = default.dtype if default else AUTO
     flag = engine.flags.get("kv-cache-dtype")
     return result if flag is None or not flag.choices or result in flag.choices else AUTO

@@ -114,7 +114,7 @@ _SECOND_RUNNER = frozenset(
 )
 
 
-def runner_of(spec: ModelSpec, built_model: BuiltModel, traits: Collection[str]) -> int:
+def runner_bytes(spec: ModelSpec, built_model: BuiltModel, traits: Collection[str]) -> int:
     """Number of vLLM's model runner that serves this model by default."""
     if SECOND_RUNNER in traits:
         return 2
@@ -152,7 +152,7 @@ def activation_bytes(
         ]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
     forward = 4 * hidden + (widest + widest // 2) * item_bytes * tokens
-    if load.drafts:
+    if load.has_drafter:
         forward += (_DRAFT_BUFFERS + _DRAFT_INPUTS) * hidden
     experts = 0
     if spec.experts:
@@ -275,7 +275,7 @@ def _graphs(spec: ModelSpec, built_model: BuiltModel, load: Workload, layer_byte
     return round(layers * layer_bytes * part)
 
 
-def memory(
+def rank_memory(
     spec: ModelSpec,
     built_model: BuiltModel,
     cache: KvCache,

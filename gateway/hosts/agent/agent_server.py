@@ -204,7 +204,7 @@ class HostServer:
     async def _admit(self, call: Call) -> None:
         """Refuse a call that is not allowed. Raises HostError."""
 
-    async def _note_image(self, exact_ref: EngineRef) -> None:
+    async def _record_image(self, exact_ref: EngineRef) -> None:
         """Remember an image that was found under an allowed name. Raises HostError."""
 
     async def _perform_call(self, call: Call) -> AsyncGenerator[Answer, None]:
@@ -220,7 +220,7 @@ class HostServer:
                     async for line in lines:
                         yield LineAnswer(text=line.decode("latin-1"))
                 yield DoneAnswer()
-            case InquireCall(engine=engine, asked=packed_document, gpus=gpus):
+            case InquireCall(engine=engine, question_texts=packed_document, gpus=gpus):
                 async with aclosing(self._inquire(engine, packed_document, gpus)) as answers:
                     async for answer in answers:
                         yield answer
@@ -235,7 +235,7 @@ class HostServer:
         HostError."""
         match call:
             case ExpectCall(spec=spec):
-                await self._host.expect(spec)
+                await self._host.prepare_fork(spec)
                 return DoneAnswer()
             case StartCall(spec=spec):
                 return DoneAnswer(instances=(await self._start_engine(spec),))
@@ -245,7 +245,7 @@ class HostServer:
                 return DoneAnswer()
             case ResolveCall(engine=engine):
                 exact_ref = await self._host.resolve(engine)
-                await self._note_image(exact_ref)
+                await self._record_image(exact_ref)
                 return DoneAnswer(engine=exact_ref)
 
     async def _look_up(self, call: Call) -> DoneAnswer:
@@ -280,7 +280,7 @@ class HostServer:
         """The lines of an inquiry. Documents are large, so a few are unpacked, by threads."""
         async with self._documents:
             document = await asyncio.to_thread(_unpack, packed_document)
-            async with aclosing(self._host.inquire(engine, document, gpus)) as lines:
+            async with aclosing(self._host.run_inquiry(engine, document, gpus)) as lines:
                 async for line in lines:
                     yield LineAnswer(text=line.decode("latin-1"))
 
@@ -360,8 +360,8 @@ class Agent(HostServer):
             case _:
                 pass
 
-    async def _note_image(self, exact_ref: EngineRef) -> None:
-        await asyncio.to_thread(self._resolved_images.keep, exact_ref)
+    async def _record_image(self, exact_ref: EngineRef) -> None:
+        await asyncio.to_thread(self._resolved_images.store, exact_ref)
 
     async def _engine_profile(self, engine: EngineRef) -> Engine:
         try:

@@ -135,13 +135,14 @@ class IdentityCall(OwnedCall):
 class InquireCall(OwnedCall):
     """The call that asks an engine about models.
 
-    `asked` is the document of `gateway.engines.inquiry.inquiry_document`, packed by zlib, in
+    `question_texts` is the document of `gateway.engines.inquiry.inquiry_document`, packed by zlib,
+    in
     base64. The code in the container is the agent's own.
     """
 
     call: Literal["inquire"] = "inquire"
     engine: EngineRef
-    asked: str
+    question_texts: str = Field(alias="asked")
     gpus: tuple[str, ...] = ()
 
 
@@ -160,11 +161,11 @@ class NodeCall(OwnedCall):
 class DrainCall(OwnedCall):
     """The call that lets a node start engines or not.
 
-    `drained`: whether the node starts no engines from now on.
+    `is_drained`: whether the node starts no engines from now on.
     """
 
     call: Literal["drain"] = "drain"
-    drained: bool
+    is_drained: bool = Field(alias="drained")
 
 
 class CommitCall(OwnedCall):

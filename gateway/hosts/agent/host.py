@@ -68,7 +68,7 @@ class AgentHost:
     """See the module's docstring and `Host`."""
 
     kind: str = "docker"
-    forks = False
+    can_fork = False
     machines: Machines | None = None
 
     def __init__(
@@ -95,7 +95,7 @@ class AgentHost:
                 if isinstance(answer, ProgressAnswer):
                     report(answer.text)
 
-    async def expect(self, spec: LaunchSpec) -> None:
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
         """Containers are not forked."""
 
     async def start(self, spec: LaunchSpec) -> Instance:
@@ -151,7 +151,7 @@ class AgentHost:
     async def identity(self, engine: EngineRef) -> str:
         return (await self.final_answer(IdentityCall(engine=engine), self._timeout_s)).identity
 
-    async def inquire(
+    async def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         packed_document = base64.b64encode(zlib.compress(document)).decode()
@@ -161,13 +161,15 @@ class AgentHost:
                 hint="No action is needed: fitserve plans by its own rules.",
             )
         async with aclosing(
-            self._call_agent(InquireCall(engine=engine, asked=packed_document, gpus=gpus), None)
+            self._call_agent(
+                InquireCall(engine=engine, question_texts=packed_document, gpus=gpus), None
+            )
         ) as answers:
             async for answer in answers:
                 if isinstance(answer, LineAnswer):
                     yield answer.text.encode("latin-1")
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
         # Only the agent knows the names of its containers.
         return ()
 

@@ -30,7 +30,7 @@ class ResolvedImages:
             self.digests = {}
         """Image names by digest."""
 
-    def keep(self, engine: EngineRef) -> None:
+    def store(self, engine: EngineRef) -> None:
         """Remember an image. Raises HostError, as a forgotten image could not be started again."""
         if (
             engine.digest is None

@@ -35,7 +35,7 @@ from gateway.hosts.process.host import ProcessHost
 from gateway.logging import Logger
 from gateway.models.catalog.hub_cache import HubCache
 from gateway.settings import Settings
-from gateway.store.data_folder import hold, hold_alone
+from gateway.store.data_folder import lock_exclusively, lock_file
 
 log = Logger("fitserve.cluster")
 
@@ -50,7 +50,7 @@ _sleep = time.sleep
 
 def run(settings: Settings, membership: Membership) -> None:
     """Run the node service until SIGTERM or SIGINT. Engines keep running. Raises SettingsError."""
-    lock_fd = hold_alone(settings.data / "node.lock", "node service")
+    lock_fd = lock_exclusively(settings.data / "node.lock", "node service")
     try:
         asyncio.run(_serve(settings, membership))
     finally:
@@ -82,7 +82,7 @@ def run_supervisor(data: Path, fields: dict[str, object]) -> None:
         ) from None
     check_ray()
     check_token(membership.token_file)
-    lock_fd = hold_alone(data / "cluster.lock", "machine of a cluster")
+    lock_fd = lock_exclusively(data / "cluster.lock", "machine of a cluster")
     try:
         os.ftruncate(lock_fd, 0)
         os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
@@ -118,7 +118,7 @@ def leave_cluster(data: Path, membership: Membership) -> None:
     Raises Conflict while engines run, and SettingsError where a program of the cluster hangs.
     """
     _refuse_engines(membership, _running_engines(data, membership))
-    lock_fd = _end_supervisor(data / "cluster.lock", membership)
+    lock_fd = _stop_supervisor(data / "cluster.lock", membership)
     try:
         # A gateway may have started one since.
         _refuse_engines(membership, _names_of_running(ProcessHost(data, 0, membership.address)))
@@ -151,7 +151,7 @@ def _running_engines(data: Path, membership: Membership) -> Sequence[str]:
     deadline = time.monotonic() + _LEAVE_S
     while True:
         try:
-            os.close(hold(data / "cluster.lock"))
+            os.close(lock_file(data / "cluster.lock"))
             host: Host = ProcessHost(data, 0, membership.address)
         except BlockingIOError:
             host = AgentHost(node_socket(data))
@@ -168,7 +168,7 @@ def _running_engines(data: Path, membership: Membership) -> Sequence[str]:
             _sleep(_POLL_S)
 
 
-def _end_supervisor(lock: Path, membership: Membership) -> int:
+def _stop_supervisor(lock: Path, membership: Membership) -> int:
     """End the program that has the lock, and return the lock. Raises SettingsError.
 
     The program gets one signal: a second one could kill it after its own work, while Python ends.
@@ -177,7 +177,7 @@ def _end_supervisor(lock: Path, membership: Membership) -> int:
     signalled = set[int]()
     while time.monotonic() < deadline:
         try:
-            return hold(lock)
+            return lock_file(lock)
         except BlockingIOError:
             with suppress(ValueError, OSError):
                 pid = int(lock.read_text())
@@ -191,37 +191,37 @@ def _end_supervisor(lock: Path, membership: Membership) -> int:
     )
 
 
-def ask_machines(membership: Membership) -> tuple[dict[str, str], Sequence[NodeView]]:
+def query_machines(membership: Membership) -> tuple[dict[str, str], Sequence[NodeView]]:
     """The states of all machines by name, and the views of those that answer."""
 
-    async def ask(link: Path) -> tuple[dict[str, str], Sequence[NodeView]]:
+    async def query(link: Path) -> tuple[dict[str, str], Sequence[NodeView]]:
         return await node_states(link), await ClusterHost(link, "", answer_s=_ANSWER_S).views()
 
-    return _ask_over_link(membership, ask)
+    return _query_over_link(membership, query)
 
 
 def drain_machine(membership: Membership, name: str, *, is_drained: bool) -> NodeView:
-    async def ask(link: Path) -> NodeView | None:
+    async def query(link: Path) -> NodeView | None:
         return (
             await ClusterHost(link, "", answer_s=_ANSWER_S).node(name).drain(is_drained=is_drained)
         )
 
-    view = _ask_over_link(membership, ask)
+    view = _query_over_link(membership, query)
     assert view is not None  # noqa: S101 - a node answers with its view
     return view
 
 
-def _ask_over_link(membership: Membership, ask: Callable[[Path], Awaitable[T]]) -> T:
+def _query_over_link(membership: Membership, query: Callable[[Path], Awaitable[T]]) -> T:
     """The answer to a question over a link of this command."""
 
-    async def ask_over_link(path: Path) -> T:
+    async def query_link(path: Path) -> T:
         await check_head(membership, os.environ)
         link = LinkProcess(membership, path)
         await link.start()
         try:
-            return await ask(path)
+            return await query(path)
         finally:
             await link.close()
 
     with tempfile.TemporaryDirectory(prefix="fitserve-") as temporary:
-        return asyncio.run(ask_over_link(Path(temporary) / "link.sock"))
+        return asyncio.run(query_link(Path(temporary) / "link.sock"))

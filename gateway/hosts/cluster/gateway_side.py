@@ -14,7 +14,7 @@ from gateway.hosts.cluster.membership import Membership, folder, read_membership
 from gateway.hosts.nodes_host import NodesHost
 
 
-def membership_of(data: Path) -> Membership:
+def load_membership(data: Path) -> Membership:
     """The membership of this machine. Raises SettingsError where it belongs to no cluster."""
     membership = read_membership(data)
     if membership is None:
@@ -30,9 +30,9 @@ async def host_of_cluster(data: Path, owner: str) -> NodesHost:
 
     Raises SettingsError where this machine cannot join the head.
     """
-    membership = membership_of(data)
+    membership = load_membership(data)
     with suppress(HeadAway):
         await check_head(membership, os.environ)
     link = LinkProcess(membership, folder(data) / "link.sock")
-    link.begin()
+    link.spawn()
     return NodesHost(ClusterHost(link.path, owner, link, data))

@@ -96,7 +96,7 @@ def judge(membership: Membership, answer: Mapping[str, Any], versions: Mapping[s
             )
 
 
-def _ask_address(address: str) -> dict[str, str]:
+def _query_address(address: str) -> dict[str, str]:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
@@ -124,4 +124,4 @@ def _ask_address(address: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_ask_address(sys.argv[1])))
+    sys.stdout.write(json.dumps(_query_address(sys.argv[1])))

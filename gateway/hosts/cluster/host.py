@@ -58,18 +58,18 @@ _MAX_NODE_NAMES = 10_000
 _RESERVATION_S = 1800.0
 
 
-class _Reserved(NamedTuple):
-    """The machine of a port. at: the event loop's time."""
+class _PortReservation(NamedTuple):
+    """The machine of a port. reserved_at: the event loop's time."""
 
     node: str
-    at: float
+    reserved_at: float
 
 
 class ClusterHost:
     """See the module's docstring, and `host.py` for the contract. Engines are processes."""
 
     kind: str = "process"
-    forks = True
+    can_fork = True
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ClusterHost:
         """Machines by the UUIDs of their GPUs."""
         self._node_names: dict[str, str] = {}
         """Machines by instance, as last listed or started."""
-        self._ports: dict[int, _Reserved] = {}
+        self._ports: dict[int, _PortReservation] = {}
         """Ports of engines that have not been started yet."""
         self._allocating = asyncio.Lock()
         self._view_reading = SharedReading(self._read_views)
@@ -127,9 +127,9 @@ class ClusterHost:
         )
         _raise_unless_one(answers)
 
-    async def expect(self, spec: LaunchSpec) -> None:
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
         node = await self._choose_node(spec)
-        await node.expect(self._portable(spec))
+        await node.prepare_fork(self._portable(spec))
 
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._names.setdefault(spec.name, asyncio.Lock()):
@@ -140,7 +140,7 @@ class ClusterHost:
             finally:
                 self._ports.pop(spec.port, None)
             instance = started_instance.evolve(node=node.name)
-            self._note_start(instance)
+            self._record_start(instance)
         return instance
 
     async def list(self) -> Instances:
@@ -206,14 +206,16 @@ class ClusterHost:
         async with self._allocating:
             oldest_at = asyncio.get_running_loop().time() - _RESERVATION_S
             self._ports = {
-                port: reserved for port, reserved in self._ports.items() if reserved.at > oldest_at
+                port: reserved
+                for port, reserved in self._ports.items()
+                if reserved.reserved_at > oldest_at
             }
             node = min(await self._open_nodes(), key=self._load)
             port = await node.allocate_port()
             # The GPUs of the plan may be on another machine.
             while port in self._used_ports() or port in self._ports:
                 port = await node.allocate_port()
-            self._ports[port] = _Reserved(node.name, asyncio.get_running_loop().time())
+            self._ports[port] = _PortReservation(node.name, asyncio.get_running_loop().time())
         return port
 
     def _used_ports(self) -> Collection[int]:
@@ -231,15 +233,15 @@ class ClusterHost:
     async def identity(self, engine: EngineRef) -> str:
         return (await self._node_with(engine))[1]
 
-    async def inquire(
+    async def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         node, _ = await self._node_with(engine)
-        async with aclosing(node.inquire(engine, document, gpus)) as lines:
+        async with aclosing(node.run_inquiry(engine, document, gpus)) as lines:
             async for line in lines:
                 yield line
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
         """A machine without a gateway ends them after the time of its lease."""
         return ()
 
@@ -275,7 +277,7 @@ class ClusterHost:
                 weights=view.weights,
             )
             for view in await self.views()
-            if not view.drained
+            if not view.is_drained
         ]
         if not nodes:
             raise _no_machine_error()
@@ -292,7 +294,7 @@ class ClusterHost:
         )
         return any(isinstance(answer, tuple) and answer for answer in answers)
 
-    async def bring_weights(
+    async def copy_weights(
         self, spec: LaunchSpec, commits: Sequence[HubCommit], report: Callable[[str], None]
     ) -> None:
         if not commits:
@@ -305,7 +307,7 @@ class ClusterHost:
         nodes = await self._alive_nodes()
         for commit in commits:
             await asyncio.gather(
-                *(self._copies.bring(target, nodes, commit, report) for target in targets)
+                *(self._copies.copy(target, nodes, commit, report) for target in targets)
             )
 
     async def views(self) -> Sequence[NodeView]:
@@ -331,7 +333,7 @@ class ClusterHost:
 
     async def _open_nodes(self) -> Sequence[NodeHost]:
         """The machines that start engines. Raises HostError if there is none."""
-        names = {view.name for view in await self.views() if not view.drained}
+        names = {view.name for view in await self.views() if not view.is_drained}
         if not names:
             raise _no_machine_error()
         return [self.node(name) for name in sorted(names)]
@@ -396,7 +398,7 @@ class ClusterHost:
         Raises AgentAway before the first listing of all: engines that it runs would start twice.
         """
         try:
-            listing = await self._ask_for_instances(node)
+            listing = await self._query_instances(node)
             return [instance.evolve(node=node.name) for instance in listing]
         except (AgentAway, TimeoutError) as error:
             if node.name not in self._listings and self._has_listed:
@@ -412,14 +414,14 @@ class ClusterHost:
             log.warning("a machine of the cluster is not ours", node=node.name, reason=str(error))
             return []
 
-    def _note_start(self, instance: Instance) -> None:
+    def _record_start(self, instance: Instance) -> None:
         """Add a new instance to the last listing of its machine, which may be silent next, and
         whose engines are counted for the next port."""
         if (listing := self._listings.get(instance.node)) is not None:
             neighbours = [entry for entry in listing if entry.name != instance.name]
             self._listings[instance.node] = [*neighbours, instance]
 
-    async def _ask_for_instances(self, node: NodeHost) -> Instances:
+    async def _query_instances(self, node: NodeHost) -> Instances:
         """The engines of a machine. Raises TimeoutError while it is silent, and the errors of its
         answer."""
         call = self._silent_calls.get(node.name)

@@ -20,7 +20,7 @@ _READY_S = 60.0
 
 
 class LinkProcess:
-    """The socket of the link is at `path`. `begin`, `start` and `close` belong to one event
+    """The socket of the link is at `path`. `spawn`, `start` and `close` belong to one event
     loop."""
 
     def __init__(self, membership: Membership, path: Path) -> None:
@@ -31,7 +31,7 @@ class LinkProcess:
 
     async def start(self) -> None:
         """Start the process and wait until it answers. Raises HostError."""
-        self.begin()
+        self.spawn()
         try:
             async with asyncio.timeout(_READY_S):
                 await self._ready.wait()
@@ -42,7 +42,7 @@ class LinkProcess:
                 hint="Run `fitserve doctor`, and see that `fitserve cluster join` runs here.",
             ) from None
 
-    def begin(self) -> None:
+    def spawn(self) -> None:
         """Start the process."""
         self._run_task = asyncio.ensure_future(self._run())
 
@@ -54,7 +54,7 @@ class LinkProcess:
     async def _run(self) -> None:
         pause = RestartPause()
         while True:
-            await pause.rest(was_well=await self._run_once())
+            await pause.wait(was_well=await self._run_once())
 
     async def _run_once(self) -> bool:
         """Run the process until it ends. Returns whether it ever answered."""

@@ -20,7 +20,7 @@ def _machine_view(name: str, state: str, view: NodeView | None) -> MachineView:
         return MachineView(name=name, state="no node service" if state == "alive" else state)
     return MachineView(
         name=name,
-        state="drained" if view.drained else "ready",
+        state="drained" if view.is_drained else "ready",
         address=view.address,
         gpus=tuple(gpu.name for gpu in view.hardware.gpus),
         engines=view.engines,

@@ -42,7 +42,7 @@ class NodeHost(AgentHost):
         """Seconds that the machine may be silent."""
         return self._timeout_s
 
-    async def expect(self, spec: LaunchSpec) -> None:
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
         await self.final_answer(ExpectCall(spec=spec), self._timeout_s)
 
     async def allocate_port(self) -> int:
@@ -55,7 +55,7 @@ class NodeHost(AgentHost):
         return (await self.final_answer(NodeCall(), self._timeout_s)).node
 
     async def drain(self, *, is_drained: bool) -> NodeView | None:
-        return (await self.final_answer(DrainCall(drained=is_drained), self._timeout_s)).node
+        return (await self.final_answer(DrainCall(is_drained=is_drained), self._timeout_s)).node
 
     def receive(
         self, call: ReceiveCall, source: NodeHost, send: SendCall

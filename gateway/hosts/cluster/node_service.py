@@ -89,7 +89,7 @@ class NodeService(HostServer):
         async with self.serving(node_socket(self._data)):
             tasks = [
                 asyncio.ensure_future(self._watch_lease()),
-                asyncio.ensure_future(self._keep_logs_few()),
+                asyncio.ensure_future(self._remove_old_logs()),
             ]
             try:
                 yield
@@ -119,7 +119,7 @@ class NodeService(HostServer):
 
     async def _perform_call(self, call: Call) -> AsyncGenerator[Answer, None]:
         if isinstance(call, DrainCall):
-            if call.drained:
+            if call.is_drained:
                 self._drained_path.touch()
             else:
                 self._drained_path.unlink(missing_ok=True)
@@ -192,13 +192,13 @@ class NodeService(HostServer):
             name=self._membership.name,
             version=__version__,
             address=address,
-            interface=await asyncio.to_thread(network.interface_of, address),
+            interface=await asyncio.to_thread(network.find_interface, address),
             addresses=await asyncio.to_thread(network.addresses),
             ports=await asyncio.to_thread(network.listening_ports),
             hardware=await asyncio.to_thread(probe, self._data),
             owner=self._lease.owner,
             lease_s=self._lease.length_s,
-            drained=self._drained_path.exists(),
+            is_drained=self._drained_path.exists(),
             engines=tuple(instance.name for instance in instances if instance.state == "running"),
             weights=await asyncio.to_thread(self._weights.names),
         )
@@ -217,7 +217,7 @@ class NodeService(HostServer):
                     self._record.unlink(missing_ok=True)
                 self._lease.release(_boot_seconds())
 
-    async def _keep_logs_few(self) -> None:
+    async def _remove_old_logs(self) -> None:
         """Remove logs of engines that ended a day ago: the gateway has copies, and forgets them
         with their models."""
         while True:

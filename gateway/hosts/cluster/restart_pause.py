@@ -14,7 +14,7 @@ class RestartPause:
     def __init__(self) -> None:
         self._next_s = _FIRST_PAUSE_S
 
-    async def rest(self, *, was_well: bool) -> None:
+    async def wait(self, *, was_well: bool) -> None:
         """Wait before the next start. was_well: the last one did its work."""
         rest_s = _FIRST_PAUSE_S if was_well else self._next_s
         self._next_s = min(2 * rest_s, MAX_PAUSE_S)

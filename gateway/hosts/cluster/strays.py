@@ -15,7 +15,7 @@ _POLL_S = 0.05
 _LIMIT_S = 10.0
 
 
-def end_strays(socket: Path) -> int:
+def kill_orphaned_ray(socket: Path) -> int:
     """Kill all processes of the raylet of this node service, and return their number.
 
     Ray refuses a start while one of them lives. Engines have another environment.

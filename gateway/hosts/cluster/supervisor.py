@@ -21,7 +21,7 @@ from gateway.hosts.cluster.head_check import HeadAway, check_head
 from gateway.hosts.cluster.membership import Membership, folder, node_socket
 from gateway.hosts.cluster.ray_start import raylet_command, raylet_environment
 from gateway.hosts.cluster.restart_pause import MAX_PAUSE_S, RestartPause
-from gateway.hosts.cluster.strays import end_strays
+from gateway.hosts.cluster.strays import kill_orphaned_ray
 from gateway.hosts.process import procfs
 from gateway.logging import Logger
 
@@ -42,16 +42,16 @@ async def supervise(membership: Membership, data: Path, *, is_checked: bool) -> 
     machine cannot join."""
     async with asyncio.TaskGroup() as tasks:
         node = [sys.executable, "-m", "gateway.__main__", "cluster", "node"]
-        tasks.create_task(_keep_running("node service", node, dict(os.environ)))
-        tasks.create_task(_keep_raylet(membership, data, is_checked=is_checked))
+        tasks.create_task(_run_program("node service", node, dict(os.environ)))
+        tasks.create_task(_run_raylet(membership, data, is_checked=is_checked))
 
 
-async def _keep_raylet(membership: Membership, data: Path, *, is_checked: bool) -> None:
+async def _run_raylet(membership: Membership, data: Path, *, is_checked: bool) -> None:
     socket = node_socket(data)
 
     async def check() -> None:
         nonlocal is_checked
-        await asyncio.to_thread(end_strays, socket)
+        await asyncio.to_thread(kill_orphaned_ray, socket)
         if membership.role == "node" and not is_checked:
             await check_head(membership, os.environ)
         is_checked = False
@@ -59,16 +59,16 @@ async def _keep_raylet(membership: Membership, data: Path, *, is_checked: bool) 
     command = raylet_command(membership, _temp_dir(data))
     environment = raylet_environment(membership, socket, os.environ)
     try:
-        await _keep_running("raylet", command, environment, check, folder(data) / "raylet.log")
+        await _run_program("raylet", command, environment, check, folder(data) / "raylet.log")
     finally:
-        end_strays(socket)
+        kill_orphaned_ray(socket)
 
 
 async def _check_nothing() -> None:
     """The check before a start that depends on nothing."""
 
 
-async def _keep_running(
+async def _run_program(
     name: str,
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -89,7 +89,7 @@ async def _keep_running(
             code = await _run_once(command, environment, output)
             log.warning("ended; it is started again", program=name, code=code)
             was_well = asyncio.get_running_loop().time() - start_s > _HEALTHY_RUN_S
-        await pause.rest(was_well=was_well)
+        await pause.wait(was_well=was_well)
 
 
 async def _run_once(
@@ -103,7 +103,7 @@ async def _run_once(
             stdout=stream,
             stderr=stream,
             env=environment,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_stop_with_parent,
             start_new_session=True,
         )
         try:
@@ -117,10 +117,10 @@ async def _run_once(
                 except TimeoutError:
                     process.kill()
                     await process.wait()
-            await _end_session(process.pid)
+            await _kill_session(process.pid)
 
 
-async def _end_session(leader: int) -> None:
+async def _kill_session(leader: int) -> None:
     """Kill the remaining processes of a session, and wait for their end. Agents of Ray live a
     little longer than their raylet, and their titles hide their environment. Engines have sessions
     of their own."""
@@ -132,7 +132,7 @@ async def _end_session(leader: int) -> None:
                 await asyncio.sleep(_POLL_S)
 
 
-def _end_with_parent() -> None:
+def _stop_with_parent() -> None:
     """SIGTERM for this process when the supervisor is gone, however it ended."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -39,7 +39,7 @@ class WeightsCopies:
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def bring(
+    async def copy(
         self,
         target: NodeHost,
         nodes: Sequence[NodeHost],
@@ -115,7 +115,7 @@ class WeightsCopies:
         distinct_files = {
             missing_file.file.digest: missing_file for missing_file in missing_files
         }.values()
-        progress.begin(distinct_files)
+        progress.start(distinct_files)
         permits = asyncio.Semaphore(_MAX_CONCURRENT_FILES)
 
         async def copy(missing_file: MissingFile) -> None:
@@ -176,9 +176,9 @@ class WeightsCopies:
         async with aclosing(target.receive(receive, source, send)) as answers:
             async for answer in answers:
                 if isinstance(answer, ProgressAnswer):
-                    progress.note(name, int(answer.text))
+                    progress.record(name, int(answer.text))
                 elif isinstance(answer, DoneAnswer):
-                    progress.note(name, missing_file.file.size)
+                    progress.record(name, missing_file.file.size)
 
 
 def _log_silence(node: NodeHost, commit: HubCommit, error: FitserveError) -> None:
@@ -202,7 +202,7 @@ class _Progress:
         self._sizes: dict[str, int] = {}
         self._present_bytes = 0
 
-    def begin(self, missing_files: Collection[MissingFile]) -> None:
+    def start(self, missing_files: Collection[MissingFile]) -> None:
         self._sizes = {
             missing_file.file.name: missing_file.offset for missing_file in missing_files
         }
@@ -210,7 +210,7 @@ class _Progress:
             missing_file.file.size for missing_file in missing_files
         )
 
-    def note(self, name: str, size: int) -> None:
+    def record(self, name: str, size: int) -> None:
         self._sizes[name] = size
         done_bytes = self._present_bytes + sum(self._sizes.values())
         share = 100 * done_bytes // max(self._total, 1)

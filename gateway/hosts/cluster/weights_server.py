@@ -54,7 +54,7 @@ class WeightsServer:
                         missing_files.append(row)
                     yield ProgressAnswer(text=file.name)
                 if not missing_files:
-                    await asyncio.to_thread(self._store.note_whole, call, call.files)
+                    await asyncio.to_thread(self._store.record_whole, call, call.files)
                 yield DoneAnswer(missing=tuple(missing_files))
             case SendCall():
                 position = call.offset

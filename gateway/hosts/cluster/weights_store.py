@@ -25,7 +25,7 @@ from gateway.models.catalog.commit_files import (
     check_disk_space,
     matches_digest,
     protect,
-    size_of,
+    stat_size,
 )
 from gateway.models.catalog.folder_reach import check_reach
 from gateway.models.catalog.hub_cache import HubCache, Listing, stays_inside
@@ -125,8 +125,8 @@ class WeightsStore:
         """Make a blob or a file of the folder a part of the commit. Returns whether it is one."""
         path = self._disk.snapshot(call.repo, call.commit) / file.name
         blob = self._blob_path(call, file)
-        path_of_bytes = path if size_of(path) == file.size else blob
-        if size_of(path_of_bytes) != file.size:
+        path_of_bytes = path if stat_size(path) == file.size else blob
+        if stat_size(path_of_bytes) != file.size:
             return False
         with suppress(OSError):
             checked_file = _checked_file(path_of_bytes, file.digest)
@@ -155,7 +155,7 @@ class WeightsStore:
 
     def _offset(self, call: CommitCall, file: WeightsFile) -> int:
         path = self._unfinished_path(call, file)
-        if (size := size_of(path) or 0) <= file.size:
+        if (size := stat_size(path) or 0) <= file.size:
             return size
         path.unlink(missing_ok=True)
         return 0
@@ -185,13 +185,13 @@ class WeightsStore:
         except OSError as error:
             raise _disk_error("written", blob, error) from None
 
-    def note_whole(self, call: CommitCall, files: Sequence[WeightsFile]) -> None:
+    def record_whole(self, call: CommitCall, files: Sequence[WeightsFile]) -> None:
         """Note that all of these files are here and were compared. Raises HostError."""
         listing = _make_listing(call, files)
         allow_reading(self._disk, listing)
         protect(self._disk, listing)
         try:
-            self._disk.note_whole(
+            self._disk.record_whole(
                 call.repo, call.commit, listing.files, remote_code=call.remote_code
             )
         except OSError as error:

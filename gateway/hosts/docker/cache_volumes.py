@@ -83,7 +83,7 @@ def engine_key(labels: Mapping[str, str]) -> Secret:
     return Secret(labels.get(_KEY) or secrets.token_hex(32))
 
 
-def give_folders(
+def make_folders(
     client: APIClient, container: str, labels: Mapping[str, str], spec: LaunchSpec
 ) -> None:
     """Make the folders in the volume for the user of the image: a new volume belongs to root."""

@@ -14,7 +14,7 @@ from gateway.hosts.docker.cache_volumes import (
     FOLDER,
     cache_volume,
     engine_key,
-    give_folders,
+    make_folders,
     volume_labels,
 )
 from gateway.secret import Secret
@@ -55,7 +55,7 @@ def image_of(engine: EngineRef) -> str:
     return engine.digest or engine.image
 
 
-def digest_of(attributes: Attributes, image: str) -> str:
+def read_digest(attributes: Attributes, image: str) -> str:
     """The permanent reference of an inspected image: its repository digest, which can be pulled
     again, or its id if it was built here."""
     names = sorted(attributes.get("RepoDigests") or ())
@@ -77,7 +77,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         if cache is not None
         else {}
     )
-    volumes = (Mount(source=cache, target=FOLDER, read_only=False),) if cache is not None else ()
+    volumes = (Mount(source=cache, target=FOLDER, is_read_only=False),) if cache is not None else ()
     container = client.create_container(
         image_of(spec.engine),
         # argv is the whole command: it replaces the image's entry point.
@@ -105,7 +105,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         host_config=_host_config(client, spec, network, volumes),
     )
     if cache is not None:
-        give_folders(client, container["Id"], labels, spec)
+        make_folders(client, container["Id"], labels, spec)
     return str(container["Id"])
 
 
@@ -149,7 +149,7 @@ def _mount(mount: Mount) -> DockerMount:
     """A folder, which must exist (`Binds` of Docker's API would create it), or a named volume."""
     from docker.types import Mount as DockerMount
 
-    return DockerMount(mount.target, mount.source, type=mount.kind, read_only=mount.read_only)
+    return DockerMount(mount.target, mount.source, type=mount.kind, read_only=mount.is_read_only)
 
 
 def gpu_request(info: Attributes, gpus: tuple[str, ...]) -> DeviceRequest:
@@ -175,7 +175,7 @@ def running_instance(
     )
 
 
-def instance_of(attributes: Attributes, network: str) -> Instance:
+def build_instance(attributes: Attributes, network: str) -> Instance:
     """The instance by an inspected container of ours."""
     labels, state = attributes["Config"]["Labels"], attributes["State"]
     if state["Status"] in RUNNING_STATES:
@@ -183,7 +183,7 @@ def instance_of(attributes: Attributes, network: str) -> Instance:
     if state["Status"] == "created":
         return _instance_of_labels(labels, state="created")
     return _instance_of_labels(
-        labels, state="exited", exit_code=state["ExitCode"], oom_killed=state["OOMKilled"]
+        labels, state="exited", exit_code=state["ExitCode"], is_oom_killed=state["OOMKilled"]
     )
 
 

@@ -38,10 +38,10 @@ from gateway.hosts.docker.client import DockerClient, is_available, socket_path
 from gateway.hosts.docker.container import (
     RUNNING_STATES,
     Attributes,
+    build_instance,
     container_name,
     create,
-    digest_of,
-    instance_of,
+    read_digest,
     running_instance,
     start_error,
 )
@@ -50,7 +50,7 @@ from gateway.hosts.docker.local_images import LocalImages
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
 from gateway.hosts.docker.stream import (
     CHUNK,
-    DockerRefused,
+    DockerRefusalError,
     LogLines,
     conversation,
     stream,
@@ -83,7 +83,7 @@ class DockerHost:
     """
 
     kind: str = "docker"
-    forks = False
+    can_fork = False
     machines: Machines | None = None
 
     def __init__(
@@ -101,9 +101,9 @@ class DockerHost:
         self._images = LocalImages(self._docker, allowed_images)
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        await self._images.bring(engine, report)
+        await self._images.pull(engine, report)
 
-    async def expect(self, spec: LaunchSpec) -> None:
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
         """Containers are not forked."""
 
     async def start(self, spec: LaunchSpec) -> Instance:
@@ -164,7 +164,7 @@ class DockerHost:
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             yield line
-            except DockerRefused as refusal:
+            except DockerRefusalError as refusal:
                 if refusal.status not in (404, 409):
                     raise HostError(
                         f"Docker refuses to give the log of {name}: {refusal}.",
@@ -185,12 +185,12 @@ class DockerHost:
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         image = await self._images.inspect(engine)
-        return engine.evolve(digest=engine.digest or digest_of(image, engine.image or ""))
+        return engine.evolve(digest=engine.digest or read_digest(image, engine.image or ""))
 
     async def identity(self, engine: EngineRef) -> str:
         return str((await self._images.inspect(engine))["Id"])
 
-    async def inquire(
+    async def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         image, output = self._images.name_of(engine), InquiryOutput()
@@ -225,7 +225,7 @@ class DockerHost:
                             yield line
                 if code := int(json.loads(await ended_reader.read())["StatusCode"]):
                     raise output.exit_error(code)
-        except (DockerRefused, OSError, ValueError, KeyError) as error:
+        except (DockerRefusalError, OSError, ValueError, KeyError) as error:
             raise HostError(
                 f"Docker broke off the answer of {engine}: {error}.",
                 hint="No action is needed: fitserve plans by its own rules.",
@@ -235,7 +235,7 @@ class DockerHost:
                 self._docker.call(partial(_remove_container, container), _SLOW_CALL_TIMEOUT_S)
             )
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:
         return ("docker", "rm", "-f", *(container_name(name, self._owner) for name in names))
 
     async def close(self) -> None:
@@ -268,13 +268,13 @@ class DockerHost:
                     ) from error
                 container, status = attributes["Id"], attributes["State"]["Status"]
                 if status in RUNNING_STATES:
-                    return instance_of(attributes, self._network)
+                    return build_instance(attributes, self._network)
                 if status != "created":
                     _remove_container(container, client)
                     continue
             try:
                 client.start(container)
-                return instance_of(client.inspect_container(container), self._network)
+                return build_instance(client.inspect_container(container), self._network)
             except APIError as error:
                 if ambiguous_network(error) and not is_late:
                     continue
@@ -302,7 +302,7 @@ class DockerHost:
                 continue
             try:
                 instances.append(
-                    instance_of(client.inspect_container(summary["Id"]), self._network)
+                    build_instance(client.inspect_container(summary["Id"]), self._network)
                 )
             except NotFound:
                 continue
@@ -366,7 +366,7 @@ def _processes(container: str, is_paused: bool, client: APIClient) -> tuple[Engi
     return tuple(
         EngineProcess(
             pid=int(pid),
-            stopped=is_paused or stat[0] in "Tt",
+            is_stopped=is_paused or stat[0] in "Tt",
             cpu_s=float(cpu),
             command=command[:MAX_COMMAND],
         )

@@ -14,7 +14,7 @@ from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.errors import HostError
 from gateway.hosts.docker.client import DockerClient
 from gateway.hosts.docker.container import Attributes, image_of
-from gateway.hosts.docker.stream import DockerRefused, PullProgress, stream
+from gateway.hosts.docker.stream import DockerRefusalError, PullProgress, stream
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -59,7 +59,7 @@ class LocalImages:
             )
         return image
 
-    async def bring(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+    async def pull(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         """Pull the image of an engine if it is not here. Raises HostError."""
         image = self.name_of(engine)
         if await self._docker.call(partial(_has_image, image)):
@@ -71,7 +71,7 @@ class LocalImages:
             await self._pull(image, progress, report)
         except TimeoutError:
             progress.error = f"no data came for {_PULL_SILENCE_S:.0f} s"
-        except (DockerRefused, OSError) as error:
+        except (DockerRefusalError, OSError) as error:
             progress.error = str(error)
         if progress.error is None and not await self._docker.call(partial(_has_image, image)):
             progress.error = "Docker closed the connection"
@@ -85,7 +85,7 @@ class LocalImages:
     async def _pull(
         self, image: str, progress: PullProgress, report: Callable[[str], None]
     ) -> None:
-        """Pull an image. Raises DockerRefused, OSError."""
+        """Pull an image. Raises DockerRefusalError, OSError."""
         report(progress.describe())
         reported_at = time.monotonic()
         request, headers = await self._docker.call(partial(_pull_request, image))

@@ -23,7 +23,7 @@ from gateway.hosts.host import MAX_LINE
 CHUNK = 64 * 1024
 
 
-class DockerRefused(Exception):
+class DockerRefusalError(Exception):
     """Docker answered with an error status."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -38,7 +38,7 @@ async def conversation(
     """An accepted `request` ("GET /x"): the body of its answer, and the input of an attached
     container.
 
-    Raises DockerRefused, and OSError: TimeoutError after `head_s` without a status line.
+    Raises DockerRefusalError, and OSError: TimeoutError after `head_s` without a status line.
     """
     async with asyncio.timeout(head_s):
         reader, writer = await asyncio.open_unix_connection(path, limit=CHUNK)
@@ -51,7 +51,7 @@ async def conversation(
                 raise ConnectionError("Docker closed the connection") from error
             status = int(head.split(b" ", 2)[1])
             if status != 200:
-                raise DockerRefused(status, _refusal_reason(await reader.read()))
+                raise DockerRefusalError(status, _refusal_reason(await reader.read()))
         yield reader, writer
     finally:
         writer.transport.abort()

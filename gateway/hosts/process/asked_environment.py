@@ -18,12 +18,14 @@ from gateway.hosts.process import child
 from gateway.machine.environment import variables
 
 
-async def ask(python: Path, folder: Path, document: bytes) -> AsyncGenerator[bytes, None]:
+async def run_inquiry_process(
+    python: Path, folder: Path, document: bytes
+) -> AsyncGenerator[bytes, None]:
     """The lines that `python` answers. The program writes below `folder` only. Raises HostError."""
     with _temporary_folder(folder) as work_dir:
         environment = {**variables(str(python), Path(work_dir)), "TMPDIR": work_dir}
         async with aclosing(
-            child.lines_of(
+            child.stream_child_lines(
                 script.command(str(python)),
                 script.input_bytes(document),
                 cwd=Path(work_dir),
@@ -47,7 +49,7 @@ def _temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
         raise HostError(fault.message, hint=fault.hint) from error
 
 
-class OnePython:
+class SinglePythonHost:
     """A host with one engine under any name: the one that this Python imports."""
 
     def __init__(self, python: Path, folder: Path) -> None:
@@ -67,10 +69,10 @@ class OnePython:
             )
         return str(self._python)
 
-    def inquire(
+    def run_inquiry(
         self,
         engine: EngineRef,  # noqa: ARG002 - a host's signature
         document: bytes,
         gpus: tuple[str, ...] = (),  # noqa: ARG002
     ) -> AsyncGenerator[bytes, None]:
-        return ask(self._python, self._folder, document)
+        return run_inquiry_process(self._python, self._folder, document)

@@ -17,7 +17,7 @@ from gateway.worker_process import kill
 _CHUNK = 64 * 1024
 
 
-async def lines_of(
+async def stream_child_lines(
     command: Sequence[str], input_bytes: bytes, *, cwd: Path, env: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
     """The lines of its standard output, without line ends. Raises HostError with its last words if

@@ -49,7 +49,7 @@ from gateway.domain import (
 from gateway.errors import ForeignInstance, HostError
 from gateway.hosts.host import MAX_COMMAND, Machines, running_conflict_error
 from gateway.hosts.process import procfs
-from gateway.hosts.process.asked_environment import ask
+from gateway.hosts.process.asked_environment import run_inquiry_process
 from gateway.hosts.process.caches import Caches, is_empty
 from gateway.hosts.process.engine_keys import EngineKeys
 from gateway.hosts.process.instance_records import Record, Records
@@ -109,7 +109,7 @@ class ProcessHost:
         self._caches = Caches(data_dir)
         self._keys = EngineKeys(data_dir / "engine-secret")
         self._prepared_engines = PreparedEngines(data_dir, most_prepared) if most_prepared else None
-        self.forks = self._prepared_engines is not None
+        self.can_fork = self._prepared_engines is not None
         self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lock = threading.RLock()
@@ -131,19 +131,19 @@ class ProcessHost:
             )
         report(f"{engine} is installed.")
 
-    async def expect(self, spec: LaunchSpec) -> None:
+    async def prepare_fork(self, spec: LaunchSpec) -> None:
         if self._prepared_engines is not None:
             await run_to_end(self._expect, spec, self._prepared_engines)
 
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._name_lock(spec.name):
             record = await run_to_end(self._find_record, spec.name)
-            if record is not None and not record.exited:
+            if record is not None and not record.has_exited:
                 if record.fingerprint != spec.fingerprint:
                     raise running_conflict_error(spec, record.fingerprint)
                 return record.instance
             if record is not None:
-                await self._end_processes(record, grace_s=0)
+                await self._stop_processes(record, grace_s=0)
             return (await run_to_end(self._spawn, spec)).instance
 
     async def list(self) -> list[Instance]:
@@ -153,7 +153,7 @@ class ProcessHost:
         async with self._name_lock(name):
             record = await run_to_end(self._find_record, name)
             if record is not None:
-                await self._end_processes(record, grace_s)
+                await self._stop_processes(record, grace_s)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         return await run_to_end(self._processes, name)
@@ -212,15 +212,17 @@ class ProcessHost:
     async def identity(self, engine: EngineRef) -> str:
         return self._identity_of_engine(engine)
 
-    def inquire(
+    def run_inquiry(
         self,
         engine: EngineRef,
         document: bytes,
         gpus: tuple[str, ...] = (),  # noqa: ARG002 - it sees all
     ) -> AsyncGenerator[bytes, None]:
-        return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", document)
+        return run_inquiry_process(
+            engine_dir(self._data, engine) / "bin/python", self._data / "asking", document
+        )
 
-    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+    async def stop_command(self, names: Sequence[str]) -> Sequence[str]:
         pids = [process.pid for name in names for process in await self.processes(name)]
         return ("kill", *map(str, pids))
 
@@ -265,7 +267,7 @@ class ProcessHost:
         """All instances, after a look at the prepared processes."""
         records = self._find_all()
         if self._prepared_engines is not None:
-            self._prepared_engines.tend(records, self._identities)
+            self._prepared_engines.refresh_processes(records, self._identities)
         return records
 
     def _find_all(self) -> Sequence[Record]:
@@ -285,7 +287,7 @@ class ProcessHost:
         return tuple(
             EngineProcess(
                 pid=process.pid,
-                stopped=process.is_stopped,
+                is_stopped=process.is_stopped,
                 cpu_s=process.cpu_s,
                 command=process.command(MAX_COMMAND),
             )
@@ -326,7 +328,7 @@ class ProcessHost:
     def _observe(self, record: Record) -> Record:
         """Compare the record with its process, and note an exit: an exit code can be read only
         once. Without space for the note, this process remembers it."""
-        if record.exited or record.leader is not None:
+        if record.has_exited or record.leader is not None:
             return record
         ended_record = self._unwritten_ends.get(record.name)
         if ended_record is None or (ended_record.pid, ended_record.start_ticks) != (
@@ -334,7 +336,7 @@ class ProcessHost:
             record.start_ticks,
         ):
             ended_record = self._complete_record(record)
-        if not ended_record.exited:
+        if not ended_record.has_exited:
             return record
         try:
             self._records.write(ended_record)
@@ -347,13 +349,13 @@ class ProcessHost:
         """The record of an instance without its leader, with its end if that is certain."""
         code = None
         process = record.holder
-        if record.forked:
+        if record.is_forked:
             code = self._exit_code(record)
         elif process is not None:
             has_ended, code = procfs.reap(process.pid)
             if not has_ended:
                 return record
-        return record.evolve(exited=True, exit_code=code)
+        return record.evolve(has_exited=True, exit_code=code)
 
     def _exit_code(self, record: Record) -> int | None:
         """The exit code of a forked engine. The engine's parent notes the code, and only then reaps
@@ -419,7 +421,7 @@ class ProcessHost:
             )
             argv = self._start_command(spec, None)
             env = variables(argv[0], self._home) | inherited | _engine_variables(spec, None)
-            prepared_engines.expect(self._process_start(spec, argv, env))
+            prepared_engines.request_process(self._process_start(spec, argv, env))
 
     def _spawn_with_record(self, spec: LaunchSpec, record: Record) -> Record:
         for folder in (self._logs, self._home, self._run / spec.name):
@@ -498,10 +500,10 @@ class ProcessHost:
             process = procfs.read(engine.pid)
             if process is None:
                 return None
-            forked = record.evolve(pid=process.pid, start_ticks=process.start_ticks, forked=True)
+            forked = record.evolve(pid=process.pid, start_ticks=process.start_ticks, is_forked=True)
             self._records.write(forked)
             try:
-                engine.go()
+                engine.start_engine()
             except OSError:
                 self._records.write(record)
                 return None
@@ -530,7 +532,7 @@ class ProcessHost:
             engine_dir(self._data, spec.engine), self._identity_of_engine(spec.engine), spec.cache
         )
 
-    async def _end_processes(self, record: Record, grace_s: float) -> None:
+    async def _stop_processes(self, record: Record, grace_s: float) -> None:
         """Send SIGTERM to the main process, which ends its workers, or to the workers when it is
         gone. Then SIGKILL to all."""
         signalled: set[int] = set()

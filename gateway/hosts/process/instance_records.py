@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from gateway.domain import Instance, Value
+from gateway.domain.base import Field
 from gateway.errors import ForeignInstance, HostError
 from gateway.hosts.process import procfs
 from gateway.secret import REVEAL_CONTEXT, Secret
@@ -19,7 +20,7 @@ class Record(Value):
     """The record of an instance.
 
     `pid` is None between the decision to start it and its start. `born_in` is the session of the
-    gateway; the new process leaves it before it becomes the engine. `forked`: it is the child of a
+    gateway; the new process leaves it before it becomes the engine. `is_forked`: the child of a
     prepared process, which notes its exit code.
 
     Unknown fields are allowed: engines of a later gateway version are still ours.
@@ -38,9 +39,9 @@ class Record(Value):
     pid: int | None = None
     start_ticks: int | None = None
     born_in: int = 0
-    forked: bool = False
+    is_forked: bool = Field(False, alias="forked")
     cache: str | None = None
-    exited: bool = False
+    has_exited: bool = Field(False, alias="exited")
     exit_code: int | None = None
 
     @property
@@ -73,11 +74,11 @@ class Record(Value):
             model=self.model,
             attempt=self.attempt,
             fingerprint=self.fingerprint,
-            state="exited" if self.exited else "running",
-            url=None if self.exited else f"http://{url_host(self.address)}:{self.port}",
+            state="exited" if self.has_exited else "running",
+            url=None if self.has_exited else f"http://{url_host(self.address)}:{self.port}",
             key=self.key,
             exit_code=self.exit_code,
-            origin="fork" if self.forked else "process",
+            origin="fork" if self.is_forked else "process",
         )
 
 

@@ -87,7 +87,7 @@ def read(pid: int) -> ProcessStat | None:
     )
 
 
-def everything() -> Iterator[ProcessStat]:
+def all_processes() -> Iterator[ProcessStat]:
     """All processes."""
     with os.scandir(PROC) as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
@@ -98,7 +98,9 @@ def everything() -> Iterator[ProcessStat]:
 
 def session(leader: int) -> list[ProcessStat]:
     """The living processes of the session that `leader` leads, or led."""
-    return [process for process in everything() if process.session == leader and process.is_alive]
+    return [
+        process for process in all_processes() if process.session == leader and process.is_alive
+    ]
 
 
 def writers(file: Path) -> list[ProcessStat]:
@@ -108,7 +110,7 @@ def writers(file: Path) -> list[ProcessStat]:
         target = file.stat()
         return [
             process
-            for process in everything()
+            for process in all_processes()
             if process.is_alive and _writes_file(process.pid, target)
         ]
     return []

@@ -18,7 +18,7 @@ from gateway.domain import BenchLevel, BenchReport
 from gateway.engines.common.speed.expectation import lengths
 from gateway.errors import NotReady
 from gateway.measuring.bench.sentences import text_prompt
-from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, TimedAnswer, ask
+from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, TimedAnswer, send_request
 
 _SHORT_PROMPT_TOKENS, _LONG_PROMPT_TOKENS = 2048, 32768
 # Tokens of a single answer: the first comes with the prompt, the others show the pace.
@@ -143,7 +143,7 @@ class LoadTest:
 
     async def _send(self, request: bytes) -> TimedAnswer:
         self.request_count += 1
-        return await ask(self.target, request, _PATIENCE_S)
+        return await send_request(self.target, request, _PATIENCE_S)
 
     def _request(self, prompt: int, tokens: int) -> bytes:
         if self.sends_text:

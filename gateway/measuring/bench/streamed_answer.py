@@ -66,7 +66,7 @@ class BenchTarget:
         return head + bearer_line(self.key) + b"\r\n" + body
 
 
-async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswer:
+async def send_request(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswer:
     """Send the request and time its answer. Raises NoAnswer."""
     url_parts, loop = urlsplit(target.url), asyncio.get_running_loop()
     tls = (target.tls or ssl.create_default_context()) if url_parts.scheme == "https" else None
@@ -110,7 +110,7 @@ class _StreamConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._end()
+        self._finish()
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -121,9 +121,9 @@ class _StreamConnection(asyncio.Protocol):
         self.tail = (self.tail + data)[-_TAIL:]
 
     def on_message_complete(self) -> None:
-        self._end()
+        self._finish()
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         if not self.end_time.done():
             self.end_time.set_result(time.perf_counter())
 

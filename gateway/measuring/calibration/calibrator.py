@@ -13,19 +13,19 @@ from pathlib import Path
 from gateway.domain import EngineRef, Fact, Hardware, Value
 from gateway.engines.inquiry.inquirer import AskedHost
 from gateway.errors import Conflict, HostError
-from gateway.hosts.process.asked_environment import ask
+from gateway.hosts.process.asked_environment import run_inquiry_process
 from gateway.measuring.calibration.gpu_set import GpuSet, busy_gpus, gpu_sets
 from gateway.measuring.calibration.measurement import (
     LIMIT_S,
     Measurement,
+    build_facts,
     document,
-    facts_of,
     read_measurement,
 )
 from gateway.profiles.profiles import Profiles
 
 
-class Calibrated(Value):
+class CalibrationResult(Value):
     """New facts, the reason for each GPU that was not measured (by UUID), and problems."""
 
     facts: tuple[Fact, ...]
@@ -41,7 +41,7 @@ class Calibrator:
     profiles: Profiles
     folder: Path
 
-    async def measure(self, hardware: Hardware, holders: Mapping[str, str]) -> Calibrated:
+    async def measure(self, hardware: Hardware, holders: Mapping[str, str]) -> CalibrationResult:
         """Measure the free GPUs. holders: engine and advice by a GPU's UUID. Raises Conflict."""
         if not hardware.gpus:
             raise Conflict(
@@ -57,12 +57,12 @@ class Calibrator:
             source, measurement, set_problems = await self._measure_set(gpu_set, engine)
             problems += set_problems
             if measurement is not None:
-                new_facts, unsteady = facts_of(
+                new_facts, unsteady = build_facts(
                     measurement, gpu_set, source, hardware.driver, time.time()
                 )
                 facts += new_facts
                 problems += unsteady
-        return Calibrated(facts=tuple(facts), left_alone=busy, problems=tuple(problems))
+        return CalibrationResult(facts=tuple(facts), left_alone=busy, problems=tuple(problems))
 
     async def _engine(self) -> EngineRef | None:
         """An installed engine; none is downloaded."""
@@ -82,7 +82,7 @@ class Calibrator:
             uuids = tuple(gpu.uuid for gpu in gpu_set.gpus)
             try:
                 measurement = await _first_line(
-                    self.host.inquire(engine, document(gpu_set, "torch"), uuids), gpu_set
+                    self.host.run_inquiry(engine, document(gpu_set, "torch"), uuids), gpu_set
                 )
             except HostError as error:
                 problems.append(error.message)
@@ -99,7 +99,10 @@ class Calibrator:
             return (
                 "the driver",
                 await _first_line(
-                    ask(Path(sys.executable), self.folder, document(gpu_set, "driver")), gpu_set
+                    run_inquiry_process(
+                        Path(sys.executable), self.folder, document(gpu_set, "driver")
+                    ),
+                    gpu_set,
                 ),
                 problems,
             )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.domain import Gpu, Hardware, Link
 from gateway.domain.units import GIB, gib
-from gateway.engines.common.speed.gpu_measurements import cards, reach
+from gateway.engines.common.speed.gpu_measurements import cards, link_class
 
 NEEDED_BYTES = 2 * GIB
 """GPU memory for a measurement, with the part of CUDA."""
@@ -31,7 +31,12 @@ def busy_gpus(hardware: Hardware, holders: Mapping[str, str]) -> dict[str, str]:
     by the gateway."""
     reasons = {}
     for gpu in hardware.gpus:
-        if reason := gpu.lost or gpu.kept or holders.get(gpu.uuid) or _busy_reason(gpu):
+        if (
+            reason := gpu.loss_reason
+            or gpu.reservation_reason
+            or holders.get(gpu.uuid)
+            or _busy_reason(gpu)
+        ):
             reasons[gpu.uuid] = reason
     return reasons
 
@@ -79,7 +84,7 @@ def _measured_groups(
     ways: dict[tuple[str, str], tuple[int, ...]] = {}
     for pair in combinations(range(len(gpus)), 2):
         two = [gpus[index] for index in pair]
-        ways.setdefault((cards(two), reach(two, links)), pair)
+        ways.setdefault((cards(two), link_class(two, links)), pair)
     yield from [*ways.values()][:_MAX_PAIRS]
     sizes = [size for size in (4, 8, 16) if size < len(gpus)]
     yield from (tuple(range(size)) for size in (*sizes, *([len(gpus)] if len(gpus) > 2 else [])))

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from gateway.diagnosis.facts.peers import P2P
 from gateway.domain import Fact, Value
 from gateway.domain.units import MIB
-from gateway.engines.common.speed.gpu_measurements import SECONDS, cards, reach, uuids
+from gateway.engines.common.speed.gpu_measurements import SECONDS, cards, link_class, uuids
 from gateway.errors import HostError
 from gateway.measuring.calibration.gpu_set import GpuSet
 
@@ -52,7 +52,7 @@ class MeasuredNumber(Value):
     """A measured number. value: bytes/s, FLOP/s or seconds; 0 or 1 for peer_access and peer_broken.
     gpus: positions in the set."""
 
-    what: Quantity
+    quantity: Quantity = Field(alias="what")
     gpus: tuple[Annotated[int, Field(ge=0, lt=64)], ...] = Field(min_length=1, max_length=64)
     value: float = Field(ge=0, lt=2**62, allow_inf_nan=False)
     spread: float = Field(ge=0, allow_inf_nan=False)
@@ -61,7 +61,7 @@ class MeasuredNumber(Value):
     @property
     def is_steady(self) -> bool:
         return self.spread <= (
-            _MAX_SPREAD_SHARE_OF_SECONDS if self.what in SECONDS else _MAX_SPREAD_SHARE
+            _MAX_SPREAD_SHARE_OF_SECONDS if self.quantity in SECONDS else _MAX_SPREAD_SHARE
         )
 
 
@@ -115,20 +115,20 @@ def _invalid_answer_error(reason: str) -> HostError:
     )
 
 
-def facts_of(
+def build_facts(
     measurement: Measurement, gpu_set: GpuSet, source: str, driver: str | None, time_s: float
 ) -> tuple[list[Fact], list[str]]:
     """The facts, and sentences about numbers that vary too much: another program used the GPU.
     source: the engine or program that measured."""
     # An all-reduce of one size is timed twice, the second time in a graph, as in engines.
-    last = {(number.what, number.gpus, number.bytes): number for number in measurement.numbers}
+    last = {(number.quantity, number.gpus, number.bytes): number for number in measurement.numbers}
     facts: list[Fact] = []
     problems = [*measurement.problems]
     for number in sorted(last.values(), key=lambda number: (len(number.gpus), number.gpus)):
         if not number.is_steady:
             gpus = ", ".join(str(gpu_set.gpus[index].index) for index in number.gpus)
             problems.append(
-                f"GPU {gpus}, {number.what}: it varied by {number.spread:.0%} and is not stored"
+                f"GPU {gpus}, {number.quantity}: it varied by {number.spread:.0%} and is not stored"
             )
             continue
         facts += _number_facts(
@@ -146,7 +146,7 @@ def _number_facts(
 ) -> Iterator[Fact]:
     group = [gpu_set.gpus[index] for index in number.gpus]
     conditions = {"driver": driver} if driver else {}
-    if number.what == "peer_broken":
+    if number.quantity == "peer_broken":
         if not number.value:
             return  # copies go through host memory, so there is no P2P to switch off
         scope = {"gpus": uuids(group), "by": P2P}
@@ -155,23 +155,23 @@ def _number_facts(
             kind="peers_fail",
             scope=scope,
             grade="failed",
-            under=conditions,
+            software=conditions,
             source=f"{source}: {problem}",
             at=time_s,
         )
         return
-    scope = {"what": number.what, "gpus": uuids(group)}
+    scope = {"what": number.quantity, "gpus": uuids(group)}
     if len(group) > 1:
-        scope |= {"cards": cards(group), "links": reach(group, gpu_set.links)}
+        scope |= {"cards": cards(group), "links": link_class(group, gpu_set.links)}
     if number.bytes:
         scope["bytes"] = str(number.bytes)
-    value = number.value * 1e9 if number.what in SECONDS else number.value
+    value = number.value * 1e9 if number.quantity in SECONDS else number.value
     yield Fact(
         kind="machine_speed",
         scope=scope,
         value=round(value),
         grade="verified",
-        under=conditions,
+        software=conditions,
         source=source,
         at=time_s,
     )

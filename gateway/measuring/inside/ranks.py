@@ -60,7 +60,7 @@ def measure(question: dict[str, Any]) -> dict[str, Any]:
                 break
     finally:
         for rank in ranks:
-            rank.end()
+            rank.stop()
     return result
 
 
@@ -158,7 +158,7 @@ class RankProcess:
         *lines, self._unfinished_line = (self._unfinished_line + text).split(b"\n")
         return [json.loads(line) for line in lines] if text else None
 
-    def end(self) -> None:
+    def stop(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._questions)

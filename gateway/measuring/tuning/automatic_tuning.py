@@ -78,7 +78,7 @@ class AutomaticTuning:
             await self._attend(self._search, idle)
         for name, seconds in idle.items():
             if seconds >= self._idle_s and not self._tunings.is_busy and self._is_due(name):
-                await self._begin(name)
+                await self._start(name)
         return _LOOK_S
 
     async def _attend(self, search: _Search, idle: dict[str, float]) -> None:
@@ -88,7 +88,7 @@ class AutomaticTuning:
             self._search = None
             return
         report = self._tunings.report(name)
-        if not report.automatic:
+        if not report.is_automatic:
             self._search = None
             return
         if report.state == "running":
@@ -121,17 +121,17 @@ class AutomaticTuning:
             and not _plans(model) <= self._tuned.get(name, set())
         )
 
-    async def _begin(self, name: str) -> None:
+    async def _start(self, name: str) -> None:
         options = SearchOptions(_SEARCH_S, is_automatic=True)
         plans = _plans(self._fleet.model(name))
         try:
             try:
-                await self._tunings.begin(name, options)
+                await self._tunings.start(name, options)
             except Conflict as refusal:
                 if refusal.param != "offline":
                     raise
                 options = SearchOptions(_SEARCH_S, is_automatic=True, may_be_away=True)
-                await self._tunings.begin(name, options)
+                await self._tunings.start(name, options)
         except FitserveError as error:
             self._retry_at[name] = time.monotonic() + _RETRY_S
             log.info("an idle model was not tuned", model=name, reason=str(error))

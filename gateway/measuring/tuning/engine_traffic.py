@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.watch.engine_client import NoAnswerError
-from gateway.domain import Attempt, Engine, EngineRef, Served
+from gateway.domain import Attempt, Engine, EngineRef, TrafficSums
 from gateway.engines.common.speed.client_traffic import (
     MIN_STRETCHES,
     Counts,
@@ -46,7 +46,7 @@ class _Readings:
     neighbours: Mapping[str, float] | None = None
     read_at: float = 0.0
     is_silent: bool = False
-    stretches: deque[Served] = field(default_factory=lambda: deque(maxlen=_MAX_STRETCHES))
+    stretches: deque[TrafficSums] = field(default_factory=lambda: deque(maxlen=_MAX_STRETCHES))
     new_stretches: int = 0
     is_reported: bool = False
 
@@ -97,7 +97,7 @@ class ServedTraffic:
             name: readings for name, readings in self._engines.items() if name in serving_names
         }
 
-    def due(self, model: ManagedModel) -> tuple[Served, ...]:
+    def due(self, model: ManagedModel) -> tuple[TrafficSums, ...]:
         """The stretches of the model's engines once enough of them are new, else none. All replicas
         have the same plan."""
         engines = [

@@ -12,7 +12,7 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.plan_preview import PlanPreview
 from gateway.diagnosis.facts.known_facts import KnownFacts
-from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Plan, Speed
+from gateway.domain import Attempt, Bench, BenchReport, Plan, Speed, StoredBench
 from gateway.engines.common.speed.correction import correct_by_measurement, learn_from_bench
 from gateway.engines.common.speed.expectation import scale_speed
 from gateway.errors import Conflict, FitserveError
@@ -45,7 +45,7 @@ class Measurements:
     async def close(self) -> None:
         await self._watching.close()
 
-    async def store_report(self, name: str, report: BenchReport) -> BenchKept:
+    async def store_report(self, name: str, report: BenchReport) -> StoredBench:
         """Store a measurement, learn from it, and compare the plan with others. Raises NotFound,
         Conflict, StoreError."""
         self._store.changeable()
@@ -67,7 +67,7 @@ class Measurements:
             await self._compare_plans(model, serving_attempts[0])
         return result
 
-    async def keep_measurement(self, model: ManagedModel, plan: Plan, report: BenchReport) -> None:
+    async def store_measurement(self, model: ManagedModel, plan: Plan, report: BenchReport) -> None:
         """Learn from the measurement of one copy of a plan, and compare the served plan again.
 
         The measurement of a served plan is also one of the model. Raises StoreError.
@@ -97,7 +97,7 @@ class Measurements:
 
     async def _store_report(
         self, name: str, plan: Plan | None, report: BenchReport, reason: str = ""
-    ) -> BenchKept:
+    ) -> StoredBench:
         now_s = time.time()
         fields = {
             **report.model_dump(),
@@ -114,7 +114,7 @@ class Measurements:
         log.info(
             "measured", model=name, stream=bench.stream, learned=len(facts), why=reason or None
         )
-        return BenchKept(bench, earlier_benches[-1] if earlier_benches else None, reason)
+        return StoredBench(bench, earlier_benches[-1] if earlier_benches else None, reason)
 
     async def _learn_measurements(self) -> float:
         for name, model in list(self._fleet.models.items()):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gateway.domain import Choice, Engine, Plan, Rival, Scalar, Wish
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.speed.rival import is_no_worse
-from gateway.measuring.tuning.plan_figures import worth_of
+from gateway.measuring.tuning.plan_figures import score_plan
 from gateway.planner.explain import rival_words
 from gateway.planner.flags import canonical
 
@@ -149,8 +149,8 @@ def may_win(plan: Plan, base: BasePlan) -> bool:
     """Whether the expectation of a plan is near enough to that of the best plan so far."""
     if plan.speed is None or base.plan.speed is None:
         return True
-    best_worth = worth_of(base.plan, base.plan.speed, base.owner)
-    return worth_of(plan, plan.speed, base.owner) >= _MIN_WORTH_SHARE * best_worth
+    best_worth = score_plan(base.plan, base.plan.speed, base.owner)
+    return score_plan(plan, plan.speed, base.owner) >= _MIN_WORTH_SHARE * best_worth
 
 
 def concurrent_requests(wish: Wish, plan: Plan) -> int:
@@ -257,7 +257,9 @@ def _open_flag(base: BasePlan, planned_name: str) -> str | None:
     args = base.owner.args.items()
     options = {key.removeprefix("--").replace("_", "-"): value for key, value in args}
     is_set = planned_name in canonical(engine, options)
-    return name if name in engine.flags and not engine.flags[name].ours and not is_set else None
+    return (
+        name if name in engine.flags and not engine.flags[name].is_reserved and not is_set else None
+    )
 
 
 def _flag_change(

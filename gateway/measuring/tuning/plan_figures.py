@@ -28,7 +28,7 @@ def measured_speed(plan: Plan, report: BenchReport) -> Speed:
     )
 
 
-def worth_of(plan: Plan, speed: Speed | None, wish: Wish) -> float:
+def score_plan(plan: Plan, speed: Speed | None, wish: Wish) -> float:
     """The worth of a plan with this speed; of two plans for a wish the larger is better."""
     context = min(plan.max_model_len.value, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
     return worth(
@@ -45,10 +45,12 @@ def rebase(report: TuningReport, speed: Speed, ratio: float) -> TuningReport:
     tried_plans = (
         served_plan.evolve(speed=speed),
         *(
-            trial.evolve(worth=round(trial.worth / ratio, 3)) if trial.worth is not None else trial
+            trial.evolve(relative_score=round(trial.relative_score / ratio, 3))
+            if trial.relative_score is not None
+            else trial
             for trial in trials
         ),
     )
-    is_better = (tried_plans[report.best].worth or 0.0) >= MEASURED_GAIN
+    is_better = (tried_plans[report.best].relative_score or 0.0) >= MEASURED_GAIN
     best_index, wish = (report.best, report.wish) if is_better else (0, None)
     return report.evolve(tried=tried_plans, best=best_index, wish=wish)

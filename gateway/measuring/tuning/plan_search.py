@@ -41,7 +41,7 @@ from gateway.measuring.tuning.plan_changes import (
     pin_layout,
     speculation,
 )
-from gateway.measuring.tuning.plan_figures import measured_speed, rebase, worth_of
+from gateway.measuring.tuning.plan_figures import measured_speed, rebase, score_plan
 from gateway.measuring.tuning.tuning_report import SearchOptions, TriedPlan, TuningReport
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class SearchTools:
     measurements: Measurements
 
 
-class _Interrupted(Exception):
+class _SearchInterruption(Exception):
     """The model changed, or its owner stopped the search; the message is for people."""
 
 
@@ -101,7 +101,7 @@ class PlanSearch:
             state="running",
             phase="the served plan: measuring",
             seconds=options.seconds,
-            automatic=options.is_automatic,
+            is_automatic=options.is_automatic,
         )
 
     @property
@@ -112,8 +112,8 @@ class PlanSearch:
         )
         return self._report.evolve(elapsed_s=elapsed_s)
 
-    def note_application(self) -> None:
-        self._report = self._report.evolve(applied=True)
+    def record_application(self) -> None:
+        self._report = self._report.evolve(is_applied=True)
 
     async def check(self) -> None:
         """Check that the model can be tuned as it is. Raises Conflict."""
@@ -145,14 +145,14 @@ class PlanSearch:
         state, phase = "done", ""
         try:
             phase = await self._search()
-        except (_Interrupted, asyncio.CancelledError) as error:
+        except (_SearchInterruption, asyncio.CancelledError) as error:
             state, phase = "stopped", str(error) or "the gateway stopped"
         except FitserveError as error:
             state, phase = "failed", str(error)
         except Exception as error:
             log.exception("a search for a better plan failed", model=self.wish.name)
             state, phase = "failed", f"unexpected error: {type(error).__name__}"
-        self._tools.trials.come_back(self._model)
+        self._tools.trials.restart_predecessors(self._model)
         report = self.report.evolve(state=state, phase=phase)
         log.info("tuned", model=self.wish.name, state=state, tried=len(report.tried), words=phase)
         self._report = report
@@ -183,7 +183,7 @@ class PlanSearch:
                 return "no plan should be better, and no plan fits next to the served one"
             self._set_phase("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
-            self._report = self._report.evolve(offline=True)
+            self._report = self._report.evolve(is_offline=True)
         self._shapes_tried.add(_fingerprint_without_gpus(served_plan))
         await self._compare_defaults(best_plan)
         reason = await self._climb(best_plan)
@@ -241,7 +241,7 @@ class PlanSearch:
         """
         change = "the served plan, a second time"
         try:
-            if self._report.offline:
+            if self._report.is_offline:
                 report = await self._start_and_measure(served_plan, change)
             else:
                 report = await self._measure_attempt(attempt, change)
@@ -249,9 +249,9 @@ class PlanSearch:
             log.info("the gain could not be confirmed", model=self.wish.name, reason=str(error))
             return
         if not self._uses_sentences:
-            await self._tools.measurements.keep_measurement(self._model, served_plan, report)
+            await self._tools.measurements.store_measurement(self._model, served_plan, report)
         speed = measured_speed(served_plan, report)
-        ratio = worth_of(served_plan, speed, self.wish) / self._served_worth
+        ratio = score_plan(served_plan, speed, self.wish) / self._served_worth
         if ratio > 1:
             self._report = rebase(self._report, speed, ratio)
 
@@ -265,11 +265,11 @@ class PlanSearch:
     def _record_best(self, plan_change: PlanChange) -> None:
         """Note that the last tried plan is the best."""
         index = len(self._report.tried) - 1
-        is_better = (self._report.tried[index].worth or 0) >= MEASURED_GAIN
+        is_better = (self._report.tried[index].relative_score or 0) >= MEASURED_GAIN
         self._report = self._report.evolve(best=index, wish=plan_change.wish if is_better else None)
 
     def _best_worth(self) -> float:
-        return self._report.tried[self._report.best].worth or 1.0
+        return self._report.tried[self._report.best].relative_score or 1.0
 
     async def _can_speculate(self, base: BasePlan) -> bool:
         """Whether a plan that drafts tokens is among the changes."""
@@ -313,14 +313,14 @@ class PlanSearch:
         trial = trial.evolve(fingerprint=plan.fingerprint, argv=plan.argv)
         try:
             speed = await self._speed(change, plan, serving_attempt)
-            worth = worth_of(plan, speed, self.wish)
+            worth = score_plan(plan, speed, self.wish)
             self._served_worth = self._served_worth or worth
-            trial = trial.evolve(speed=speed, worth=round(worth / self._served_worth, 3))
+            trial = trial.evolve(speed=speed, relative_score=round(worth / self._served_worth, 3))
         except _NoFigures as error:
             trial = trial.evolve(problem=str(error))
         self._report = self._report.evolve(tried=(*self._report.tried, trial))
         self._trial_s = max(self._trial_s, time.monotonic() - start_s)
-        return trial.worth
+        return trial.relative_score
 
     async def _speed(self, change: str, plan: Plan, serving_attempt: Attempt | None) -> Speed:
         """The measured speed of a plan. Raises _NoFigures."""
@@ -335,13 +335,13 @@ class PlanSearch:
             report = await self._start_and_measure(plan, change)
         # Expectations are about random tokens.
         if not self._uses_sentences:
-            await self._tools.measurements.keep_measurement(self._model, plan, report)
+            await self._tools.measurements.store_measurement(self._model, plan, report)
         return measured_speed(plan, report)
 
     async def _start_and_measure(self, plan: Plan, change: str) -> BenchReport:
         while self._model.trial is not None:  # the engine of the last one stops
             await self._pause()
-        trial = await self._tools.trials.begin_measuring(self._model, plan)
+        trial = await self._tools.trials.start_measuring(self._model, plan)
         try:
             while (attempt := trial.attempt) is not None and attempt.state != "ready":
                 self._set_phase(f"{change}: {trial.phase}")
@@ -351,7 +351,7 @@ class PlanSearch:
                 raise _NoFigures(failure.message if failure else trial.status.reason)
             return await self._measure_attempt(attempt, change)
         finally:
-            await self._tools.trials.end(self._model)
+            await self._tools.trials.stop(self._model)
 
     async def _measure_attempt(self, attempt: Attempt, change: str) -> BenchReport:
         self._set_phase(f"{change}: measuring")
@@ -389,7 +389,7 @@ class PlanSearch:
         ended_count = traffic.request_counts().get(name, 0.0)
 
         def watch() -> bool:
-            self._keep_model_awake()
+            self._reserve_model()
             self._raise_if_over()
             is_new = traffic.request_counts().get(name, 0.0) != ended_count
             return is_shared and (is_new or traffic.is_working(name))
@@ -408,11 +408,11 @@ class PlanSearch:
 
     async def _pause(self) -> None:
         """Wait for one look. Raises as `_raise_if_over`."""
-        self._keep_model_awake()
+        self._reserve_model()
         self._raise_if_over()
         await asyncio.sleep(_POLL_S)
 
-    def _keep_model_awake(self) -> None:
+    def _reserve_model(self) -> None:
         """Count as a request, so that the model is not unloaded during the search."""
         self._model.used_at = time.time()
 
@@ -424,7 +424,9 @@ class PlanSearch:
             raise _NoFigures("the time is over")
         is_out = model.is_deleting or model.is_stopped or model.is_unloaded
         if model.wish != self.wish or model.has_pending_changes or is_out:
-            raise _Interrupted("the model was changed, stopped, unloaded or removed meanwhile")
+            raise _SearchInterruption(
+                "the model was changed, stopped, unloaded or removed meanwhile"
+            )
 
     def _set_phase(self, phase: str) -> None:
         self._report = self._report.evolve(phase=phase)

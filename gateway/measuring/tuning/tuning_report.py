@@ -35,8 +35,10 @@ class TriedPlan(Value):
     fingerprint: str = ""
     argv: tuple[str, ...] = ()
     speed: Speed | None = Field(None, description="None: not measured, and `problem` says why")
-    worth: float | None = Field(
-        None, description="relative to the served plan, by the model's goal; None: not measured"
+    relative_score: float | None = Field(
+        None,
+        description="relative to the served plan, by the model's goal; None: not measured",
+        alias="worth",
     )
     problem: str = ""
 
@@ -47,8 +49,12 @@ class TuningReport(Value):
     model: str
     state: TuningState
     phase: str = Field("", description="the step under way, or the reason of the end")
-    offline: bool = Field(False, description="the model is away while its plans are measured")
-    automatic: bool = Field(False, description="the gateway began it, as FITSERVE_AUTO_TUNE says")
+    is_offline: bool = Field(
+        False, description="the model is away while its plans are measured", alias="offline"
+    )
+    is_automatic: bool = Field(
+        False, description="the gateway began it, as FITSERVE_AUTO_TUNE says", alias="automatic"
+    )
     seconds: float = Field(description="longest time of the search")
     elapsed_s: float = 0.0
     tried: tuple[TriedPlan, ...] = Field(
@@ -58,4 +64,4 @@ class TuningReport(Value):
     wish: Wish | None = Field(
         None, description="the wish that starts the best plan; None: no plan is clearly better"
     )
-    applied: bool = False
+    is_applied: bool = Field(False, alias="applied")

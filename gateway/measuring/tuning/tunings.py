@@ -21,13 +21,13 @@ class Tunings:
         self._searches: dict[str, PlanSearch] = {}
         self._current_run: tuple[str, asyncio.Task[None]] | None = None
 
-    async def begin(self, name: str, options: SearchOptions) -> TuningReport:
+    async def start(self, name: str, options: SearchOptions) -> TuningReport:
         """Begin a search, and end a search that the gateway began by itself. Raises NotFound,
         Conflict."""
         model = self._fleet.model(name)
         if not options.is_automatic and self._current_run is not None:
             running_name = self._current_run[0]
-            if self._searches[running_name].report.automatic:
+            if self._searches[running_name].report.is_automatic:
                 await self.stop(running_name, "its owner tunes by order")
         self._refuse_second()
         search = PlanSearch(model, self._tools, options)
@@ -59,13 +59,13 @@ class Tunings:
         """Change the model to the best plan. Raises NotFound, Conflict, StoreError."""
         search, model = self._search(name), self._fleet.model(name)
         report = search.report
-        if report.wish is None or report.state == "running" or report.applied:
+        if report.wish is None or report.state == "running" or report.is_applied:
             raise Conflict(
                 f"There is no better plan of {name} to take.",
                 hint=f"`fitserve tune {name}` searches for one.",
             )
         await self._owner_commands.change(model, search.wish, report.wish, restarts=True)
-        search.note_application()
+        search.record_application()
         return search.report
 
     async def close(self) -> None:

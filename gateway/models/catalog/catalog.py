@@ -73,10 +73,10 @@ def load(
     source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub
 ) -> ModelSpec:
     """The spec of the model in the folder or repository `source`. Raises BadModel."""
-    return spec_of(gather(source, revision, allow_remote_code=allow_remote_code, hub=hub))
+    return build_spec(gather(source, revision, allow_remote_code=allow_remote_code, hub=hub))
 
 
-def spec_of(files: CheckpointFiles) -> ModelSpec:
+def build_spec(files: CheckpointFiles) -> ModelSpec:
     """The spec of a model from its files. Raises BadModel."""
     spec = read_model(*files[:7], structure_text(files.config)).evolve(
         chat_template=files.chat_template,

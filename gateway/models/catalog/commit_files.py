@@ -16,7 +16,7 @@ from gateway.models.catalog.hub_cache import HubCache, Listing
 MARGIN_BYTES = GIB
 
 
-def size_of(path: Path) -> int | None:
+def stat_size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except OSError:
@@ -38,8 +38,8 @@ def check_disk_space(
 
     def is_in_cache(path: str, size: int) -> bool:
         blob = listing.blobs.get(path)
-        return size_of(folder / path) == size or (
-            blob is not None and size_of(blobs / blob) == size
+        return stat_size(folder / path) == size or (
+            blob is not None and stat_size(blobs / blob) == size
         )
 
     partial_sizes = partial_sizes or {}

@@ -61,7 +61,7 @@ def revision_bytes(snapshot: Path) -> int:
     return sum(sizes.values())
 
 
-def revision_of(source: str) -> tuple[str, str] | None:
+def parse_revision(source: str) -> tuple[str, str] | None:
     """The repository and the commit of a snapshot folder in a Hub's cache; None: another path."""
     match = _SNAPSHOT.fullmatch(source)
     return (match[1].replace("--", "/", 1), match[2]) if match else None

@@ -41,7 +41,7 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
                 (file.blob_last_accessed for file in revision.files), default=revision.last_modified
             ),
             "names": sorted(ref for ref in revision.refs if not ref.startswith(_GATEWAY_REFS)),
-            "ours": any(ref.startswith(_GATEWAY_REFS) for ref in revision.refs),
+            "is_from_fitserve": any(ref.startswith(_GATEWAY_REFS) for ref in revision.refs),
             "missing": missing_files.get((repo.repo_id, revision.commit_hash), ()),
         }
         for repo in (info.repos if info is not None else ())

@@ -29,7 +29,7 @@ from gateway.models.catalog.commit_files import (
     check_disk_space,
     matches_digest,
     protect,
-    size_of,
+    stat_size,
 )
 from gateway.models.catalog.download import DownloadProgress, Job
 from gateway.models.catalog.files import Repository
@@ -96,7 +96,7 @@ def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
         while not end_event.wait(REPORT_INTERVAL_S):
             unfinished_paths = set(blobs.glob("*.incomplete")) - foreign_paths
             paths = (*(folder / name for name in listing.files), *unfinished_paths)
-            done_bytes = min(sum(size_of(path) or 0 for path in paths), total)
+            done_bytes = min(sum(stat_size(path) or 0 for path in paths), total)
             if done_bytes != last:
                 _write_progress(DownloadProgress(done_bytes, total))
             last = done_bytes
@@ -184,7 +184,7 @@ def fetch(job: Job, hub: Hub, listing: Listing) -> None:
         _check_digests(disk, listing)
         allow_reading(disk, listing)
         protect(disk, listing)
-        disk.note_whole(job.repo, job.commit, listing.files, remote_code=job.remote_code)
+        disk.record_whole(job.repo, job.commit, listing.files, remote_code=job.remote_code)
 
 
 def _transfer(job: Job, hub: Hub, listing: Listing) -> None:
@@ -234,7 +234,7 @@ def _remove_wrong_sizes(disk: HubCache, listing: Listing) -> list[str]:
     """
     wrong_files = []
     for path, size in listing.files.items():
-        current_size = size_of(disk.snapshot(listing.repo, listing.commit) / path)
+        current_size = stat_size(disk.snapshot(listing.repo, listing.commit) / path)
         if current_size != size:
             _remove(disk, listing, path)
             wrong_files.append(f"{path} has {current_size or 0} of {size} bytes")

@@ -119,7 +119,7 @@ class Hub:
         if listing is None:
             try:
                 listing = self._request_listing(repo, commit or revision)
-                self.disk.keep(listing)
+                self.disk.store(listing)
             except HubUnreachable:
                 local_commit = commit or self.disk.commit_of(repo, revision)
                 listing = (

@@ -139,7 +139,7 @@ class HubCache(NamedTuple):
         }
         return Listing(repo, commit, files) if files else None
 
-    def keep(self, listing: Listing) -> None:
+    def store(self, listing: Listing) -> None:
         """Keep a listing. A failed write costs another request later."""
         with suppress(OSError):
             write_atomically(
@@ -179,7 +179,7 @@ class HubCache(NamedTuple):
         commits = [(path.parent.name.replace("--", "/", 1), path.stem) for path in notes]
         return [row for row in commits if self.is_whole(*row, remote_code=False)]
 
-    def note_whole(
+    def record_whole(
         self, repo: str, commit: str, files: dict[str, int], *, remote_code: bool
     ) -> None:
         """Note that the files of the commit are complete. Raises OSError."""

@@ -1,6 +1,6 @@
 """The blueprint of a model: layers, attention and parameters before sharding. Pure.
 
-    blueprint: Blueprint = registry.blueprint_of(config)      (one function for each model family)
+    blueprint: Blueprint = registry.build_blueprint(config)   (one function for each model family)
 
 A blueprint has no quantization: engines/common/layers/build.py adds the scheme of each layer.
 """
@@ -16,7 +16,7 @@ from gateway.domain.record import FrozenRecord
 Shard = Literal["column", "merged", "qkv", "row", "replicated", "expert_column", "expert_row"]
 
 
-class Built(FrozenRecord, frozen=True):
+class LinearLayer(FrozenRecord, frozen=True):
     """A linear layer of the model.
 
     modules: last names of the modules that a checkpoint stores for it, where they differ.
@@ -51,7 +51,7 @@ class Blueprint(FrozenRecord, frozen=True):
     guessed: the parts that follow only from the names of fields, for an unknown family.
     """
 
-    linears: tuple[Built, ...]
+    linears: tuple[LinearLayer, ...]
     attention: tuple[AttentionGroup, ...]
     parameters: tuple[TensorGroup, ...] = ()
     guessed: tuple[str, ...] = ()

@@ -15,10 +15,10 @@ from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
     embedding_and_head,
-    heads_of,
     layer_numbers,
     mlp,
     norms,
+    read_heads,
     softmax_groups,
 )
 
@@ -76,7 +76,7 @@ def olmo(fields: Fields, family: str, path: str) -> Blueprint:
         bias=bias,
         has_out_bias=bias,
     )
-    heads, kv_heads, head_dim = heads_of(fields, family)
+    heads, kv_heads, head_dim = read_heads(fields, family)
     layers, attention_path = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
     parameters = norms(attention_path, layers, heads * head_dim, "q_norm") + norms(
         attention_path, layers, kv_heads * head_dim, "k_norm"

@@ -12,10 +12,10 @@ from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     attention,
     embedding_and_head,
-    heads_of,
     layer_numbers,
     mlp,
     norms,
+    read_heads,
     softmax_groups,
 )
 
@@ -59,7 +59,7 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
         ]
     if family in _QK_NORM:
         parameters += norms(
-            f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
+            f"{layer}.self_attn", len(numbers), read_heads(fields, family)[2], "q_norm", "k_norm"
         )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 

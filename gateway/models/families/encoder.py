@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.domain import AttentionGroup, Shard, TensorGroup
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.field_names import HEADS, HIDDEN_SIZE
 from gateway.models.families.parts import layer_numbers, mlp, norms, tensor
@@ -35,9 +35,11 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
             ("query", "key", "value"),
             bias=True,
         ),
-        Built(f"{layer}.attention.output.dense", numbers, hidden, (hidden,), "row", bias=True),
-        Built(f"{layer}.intermediate.dense", numbers, hidden, (width,), "column", bias=True),
-        Built(f"{layer}.output.dense", numbers, width, (hidden,), "row", bias=True),
+        LinearLayer(
+            f"{layer}.attention.output.dense", numbers, hidden, (hidden,), "row", bias=True
+        ),
+        LinearLayer(f"{layer}.intermediate.dense", numbers, hidden, (width,), "column", bias=True),
+        LinearLayer(f"{layer}.output.dense", numbers, width, (hidden,), "row", bias=True),
     )
     word_table = {"word_embeddings": fields.integer("vocab_size")}
     rows = {
@@ -63,8 +65,8 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
     gated, bias = (width, width), fields.flag("mlp_bias")
     linears = [
         _qkv_layers(f"{layer}.attn.Wqkv", numbers, hidden, heads, (), bias=biased),
-        Built(f"{layer}.attn.Wo", numbers, hidden, (hidden,), "row", bias=biased),
-        Built(f"{layer}.mlp.Wo", numbers, width, (hidden,), "row", bias=bias),
+        LinearLayer(f"{layer}.attn.Wo", numbers, hidden, (hidden,), "row", bias=biased),
+        LinearLayer(f"{layer}.mlp.Wo", numbers, width, (hidden,), "row", bias=bias),
     ]
     if WHOLE_MODERN_MLP in traits:
         parameters = [tensor(f"{layer}.mlp.Wi.weight", len(numbers), sum(gated), hidden)]
@@ -72,7 +74,7 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
     else:
         parameters = []
         linears.append(
-            Built(
+            LinearLayer(
                 name=f"{layer}.mlp.Wi",
                 numbers=numbers,
                 k=hidden,
@@ -121,7 +123,7 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     projected, bias = fields.flag("qkv_proj_bias"), fields.flag("mlp_fc1_bias")
     linears = (
         _qkv_layers(f"{layer}.attn.qkv_proj", numbers, hidden, heads, ("Wqkv",), bias=projected),
-        Built(f"{layer}.attn.out_proj", numbers, hidden, (hidden,), "row", bias=projected),
+        LinearLayer(f"{layer}.attn.out_proj", numbers, hidden, (hidden,), "row", bias=projected),
         *mlp(f"{layer}.mlp", numbers, hidden, width, bias=bias),
     )
     rows = {"word_embeddings": fields.integer("vocab_size")}
@@ -154,8 +156,8 @@ def _qkv_layers(
     modules: tuple[str, ...],
     *,
     bias: bool,
-) -> Built:
-    return Built(
+) -> LinearLayer:
+    return LinearLayer(
         name=name,
         numbers=numbers,
         k=hidden,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gateway.domain import AttentionGroup, TensorGroup
 from gateway.domain.record import FrozenRecord
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     embedding_and_head,
@@ -201,15 +201,15 @@ def _full_heads(fields: Fields, full_numbers: Sequence[int]) -> tuple[int, int]:
 
 def _projections(
     heads: _Heads, hidden: int, path: str, layers: Sequence[int], *, bias: bool
-) -> list[Built]:
+) -> list[LinearLayer]:
     """The projections: layers in `layers` project keys and values, the rest queries only."""
     query, key = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     reading = sorted(set(heads.numbers) - set(layers))
-    linears = [Built(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
+    linears = [LinearLayer(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
     if layers:
         widths, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
         linears.append(
-            Built(
+            LinearLayer(
                 name=f"{path}.qkv_proj",
                 numbers=layers,
                 k=hidden,
@@ -223,7 +223,7 @@ def _projections(
         )
     if reading:
         linears.append(
-            Built(
+            LinearLayer(
                 f"{path}.q_proj", reading, hidden, (query,), "column", heads=heads.heads, bias=bias
             )
         )
@@ -232,7 +232,7 @@ def _projections(
 
 def _mixture(
     fields: Fields, layer: str, numbers: Sequence[int], hidden: int, *, is_early: bool
-) -> tuple[list[Built], list[TensorGroup]]:
+) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """Experts in addition to the MLP of every layer."""
     count, path = fields.integer("num_experts"), f"{layer}.moe" if is_early else layer
     width = fields.integer("moe_intermediate_size", "expert_intermediate_size")
@@ -249,7 +249,7 @@ def _mixture(
 
 def _layer_inputs(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int
-) -> tuple[list[Built], list[TensorGroup]]:
+) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """A second, narrow embedding; each layer adds its own part."""
     size = fields.integer("hidden_size_per_layer_input", default=256, minimum=0)
     if not size:
@@ -257,9 +257,9 @@ def _layer_inputs(
     layer, count = f"{path}.layers.*", len(numbers)
     vocab = fields.integer("vocab_size_per_layer_input", default=262144)
     linears = [
-        Built(f"{path}.per_layer_model_projection", (0,), hidden, (count * size,), "column"),
-        Built(f"{layer}.per_layer_input_gate", numbers, hidden, (size,), "replicated"),
-        Built(f"{layer}.per_layer_projection", numbers, size, (hidden,), "replicated"),
+        LinearLayer(f"{path}.per_layer_model_projection", (0,), hidden, (count * size,), "column"),
+        LinearLayer(f"{layer}.per_layer_input_gate", numbers, hidden, (size,), "replicated"),
+        LinearLayer(f"{layer}.per_layer_projection", numbers, size, (hidden,), "replicated"),
     ]
     parameters = [
         tensor(f"{path}.embed_tokens_per_layer.weight", 1, vocab, count * size, shard="vocab")

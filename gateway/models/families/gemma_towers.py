@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.domain import TensorGroup
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import layer_numbers, norms, tensor
 
@@ -35,7 +35,7 @@ _ANY_SIZE = ("bitsandbytes", "torchao", "compressed-tensors")
 
 
 def gemma_towers(top: Fields) -> Blueprint:
-    linears: list[Built] = []
+    linears: list[LinearLayer] = []
     parameters: list[TensorGroup] = []
     for name, build in (("vision_config", _vision_tower), ("audio_config", _audio)):
         if top.config.get(name) is not None:
@@ -57,11 +57,11 @@ def gemma_towers(top: Fields) -> Blueprint:
 
 def _replicated_layer(
     name: str, numbers: Sequence[int], k: int, n: int, *, bias: bool = False
-) -> Built:
-    return Built(name, numbers, k, (n,), "replicated", bias=bias)
+) -> LinearLayer:
+    return LinearLayer(name, numbers, k, (n,), "replicated", bias=bias)
 
 
-def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
+def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[LinearLayer], list[TensorGroup]]:
     blocks = layer_numbers(_layers(fields, 16))
     hidden = fields.integer("hidden_size", default=768)
     width = fields.integer("intermediate_size", default=3072)
@@ -108,7 +108,7 @@ def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[Built], list[T
     return linears, parameters + norms(path, depth, hidden, *surrounding_names)
 
 
-def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
+def _audio(fields: Fields, text_hidden: int) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """A conformer after two convolutions that halve 128 mel bins each."""
     blocks, hidden = layer_numbers(_layers(fields, 12)), fields.integer("hidden_size", default=1024)
     output = fields.integer("output_proj_dims", default=1536)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.field_names import (
     ACTIVATIONS,
@@ -42,7 +42,7 @@ from gateway.models.families.layer_kinds import (
     sized_blocks,
 )
 from gateway.models.families.parts import ENCODERS, experts, mlp, norms, router, tensor
-from gateway.models.families.text_config import layers_of
+from gateway.models.families.text_config import read_layer_count
 
 _TOWERS = (
     "vision_config",
@@ -59,7 +59,7 @@ _MAX_LAYERS = 2000
 
 def decoder(fields: Fields, path: str) -> Blueprint:
     """The text model. Raises BadModel where layers, heads or the hidden size are missing."""
-    layers, hidden = layers_of(fields), fields.largest(HIDDEN_SIZE)
+    layers, hidden = read_layer_count(fields), fields.largest(HIDDEN_SIZE)
     if layers > _MAX_LAYERS:
         raise fields.field_error(
             next(name for name in LAYER_COUNT if name in fields.config), f"at most {_MAX_LAYERS}"
@@ -71,7 +71,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     }
     attends = sorted(n for kind in ("full", "sliding", "both") for n in numbers_of.get(kind, ()))
     recurs = sorted(n for kind in ("recurrent", "both") for n in numbers_of.get(kind, ()))
-    parameters = _end_tensors(fields, path, hidden) + norms(
+    parameters = _outer_tensors(fields, path, hidden) + norms(
         layer, layers, hidden, "input_layernorm", "post_attention_layernorm"
     )
     guessed = ["its attention"]
@@ -105,10 +105,10 @@ def decoder(fields: Fields, path: str) -> Blueprint:
 
 def _attention_layers(
     fields: Fields, layer: str, attends: Sequence[int], kinds: Sequence[LayerKind]
-) -> tuple[list[Built], list[AttentionGroup]]:
+) -> tuple[list[LinearLayer], list[AttentionGroup]]:
     """The projections and attention groups of the layers `attends`."""
     hidden = fields.largest(HIDDEN_SIZE)
-    linears: list[Built] = []
+    linears: list[LinearLayer] = []
     groups: list[AttentionGroup] = []
     for config, members in group_by_kv_heads(fields, len(kinds), attends):
         built_linears, template = _attention(config, f"{layer}.self_attn", members, hidden)
@@ -136,7 +136,7 @@ def _attention_layers(
 
 def _recurrent_layers(
     fields: Fields, layer: str, recurs: Sequence[int], hidden: int
-) -> tuple[list[Built], AttentionGroup]:
+) -> tuple[list[LinearLayer], AttentionGroup]:
     linears, state = _recurrent(fields, f"{layer}.mixer", recurs, hidden)
     group = AttentionGroup(
         kind="recurrent",
@@ -199,7 +199,7 @@ def towers(top: Fields) -> Blueprint:
     return Blueprint((), tuple(groups), tuple(parameters), tuple(guessed))
 
 
-def _end_tensors(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
+def _outer_tensors(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
     vocab = fields.integer("vocab_size")
     tensors = [
         tensor(f"{path}.embed_tokens.weight", 1, vocab, hidden, shard="vocab"),
@@ -218,7 +218,7 @@ _PLAIN_ACTIVATIONS = {"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "quick_g
 
 def _attention(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int
-) -> tuple[list[Built], AttentionGroup]:
+) -> tuple[list[LinearLayer], AttentionGroup]:
     heads = fields.largest(HEAD_COUNT)
     if fields.config.get("kv_lora_rank"):
         return _latent(fields, path, numbers, hidden, heads)
@@ -236,7 +236,7 @@ def _attention(
     modules = ("q_proj", "k_proj", "v_proj")
     bias = any(fields.flag(name) for name in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     linears = [
-        Built(
+        LinearLayer(
             name=f"{path}.qkv_proj",
             numbers=numbers,
             k=hidden,
@@ -247,7 +247,7 @@ def _attention(
             kv_heads=kv_heads,
             bias=bias,
         ),
-        Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
+        LinearLayer(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     head_dim = value if value != size else None
     return linears, AttentionGroup(
@@ -257,7 +257,7 @@ def _attention(
 
 def _low_rank_attention(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int, size: int
-) -> tuple[list[Built], AttentionGroup]:
+) -> tuple[list[LinearLayer], AttentionGroup]:
     """Low-rank queries and outputs with a single KV head, as in DeepSeek-V4.
 
     Outputs pass the low rank in groups of heads. The cache has one vector for keys and values.
@@ -266,13 +266,13 @@ def _low_rank_attention(
     rank, output_rank = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
     groups = fields.largest(("o_groups",), default=1)
     linears = [
-        Built(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"),
-        Built(f"{path}.kv_proj", numbers, hidden, (size,), "replicated"),
-        Built(f"{path}.q_b_proj", numbers, rank, (heads * size,), "column", heads=heads),
-        Built(
+        LinearLayer(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"),
+        LinearLayer(f"{path}.kv_proj", numbers, hidden, (size,), "replicated"),
+        LinearLayer(f"{path}.q_b_proj", numbers, rank, (heads * size,), "column", heads=heads),
+        LinearLayer(
             f"{path}.o_a_proj", numbers, heads * size // groups, (groups * output_rank,), "column"
         ),
-        Built(f"{path}.o_b_proj", numbers, groups * output_rank, (hidden,), "row"),
+        LinearLayer(f"{path}.o_b_proj", numbers, groups * output_rank, (hidden,), "row"),
     ]
     rope = fields.largest(("qk_rope_head_dim",), default=0)
     return linears, AttentionGroup(
@@ -282,15 +282,15 @@ def _low_rank_attention(
 
 def _latent(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int
-) -> tuple[list[Built], AttentionGroup]:
+) -> tuple[list[LinearLayer], AttentionGroup]:
     """Latent attention: latents are replicated, heads are sharded."""
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim", default=64)
     nope_dim = fields.integer("qk_nope_head_dim", default=128)
     value = fields.integer("v_head_dim", default=128)
     rank = fields.largest(("q_lora_rank",), default=0)
     linears = [
-        Built(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
-        Built(
+        LinearLayer(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
+        LinearLayer(
             f"{path}.q_b_proj",
             numbers,
             rank or hidden,
@@ -298,7 +298,7 @@ def _latent(
             "column",
             heads=heads,
         ),
-        Built(
+        LinearLayer(
             f"{path}.kv_b_proj",
             numbers,
             latent,
@@ -306,19 +306,19 @@ def _latent(
             "column",
             heads=heads,
         ),
-        Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
+        LinearLayer(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     if rank:
-        linears.append(Built(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"))
+        linears.append(LinearLayer(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"))
     index = fields.largest(("index_head_dim",), default=0)
     if index:
         index_size = fields.largest(("index_n_heads",), default=1) * index
         linears.append(
-            Built(
+            LinearLayer(
                 f"{path}.indexer.wq_b", numbers, rank or hidden, (max(1, index_size),), "replicated"
             )
         )
-        linears.append(Built(f"{path}.indexer.wk", numbers, hidden, (index,), "replicated"))
+        linears.append(LinearLayer(f"{path}.indexer.wk", numbers, hidden, (index,), "replicated"))
     group = AttentionGroup(
         kind="mla",
         layers=1,
@@ -333,7 +333,7 @@ def _latent(
 
 def _recurrent(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int
-) -> tuple[list[Built], Recurrent]:
+) -> tuple[list[LinearLayer], Recurrent]:
     """A recurrent layer in the form of Mamba 2; the matrix of a convolution is negligible."""
     linear = fields.config.get("linear_attn_config")
     if isinstance(linear, Mapping):
@@ -358,8 +358,8 @@ def _recurrent(
     kernel = max(1, fields.largest(STATE_KERNEL, default=4))
     input_size = 2 * inner_size + shared_size + (heads if columns else inner_size)
     linears = [
-        Built(f"{path}.in_proj", numbers, hidden, (-(-input_size // 64) * 64,), "column"),
-        Built(f"{path}.out_proj", numbers, inner_size, (hidden,), "row"),
+        LinearLayer(f"{path}.in_proj", numbers, hidden, (-(-input_size // 64) * 64,), "column"),
+        LinearLayer(f"{path}.out_proj", numbers, inner_size, (hidden,), "row"),
     ]
     if not columns:
         heads, rows, columns, shared_size = 1, 1, 1, 0
@@ -389,11 +389,11 @@ def _width(fields: Fields, hidden: int) -> int:
 
 def _mlps(
     fields: Fields, path: str, numbers: Mapping[str, list[int]], hidden: int
-) -> tuple[list[Built], int]:
+) -> tuple[list[LinearLayer], int]:
     """The MLPs, and the number of experts."""
     function = next((fields.config[name] for name in ACTIVATIONS if name in fields.config), "silu")
     is_gated = not (isinstance(function, str) and function in _PLAIN_ACTIVATIONS)
-    linears: list[Built] = []
+    linears: list[LinearLayer] = []
     plain_numbers, sparse_numbers = numbers["plain"], numbers["sparse"]
     blocks = sized_blocks(fields, len(plain_numbers))
     for width in sorted({block.width for block in blocks} - {0}):
@@ -417,7 +417,7 @@ def _mlps(
         mlp_experts
         if is_gated
         else [
-            Built(
+            LinearLayer(
                 mlp_experts[0].name,
                 sparse_numbers,
                 hidden,
@@ -446,8 +446,8 @@ def _mlps(
 
 def _mlp_layers(
     path: str, numbers: Sequence[int], hidden: int, width: int, *, is_gated: bool
-) -> list[Built]:
+) -> list[LinearLayer]:
     if is_gated:
         return mlp(path, numbers, hidden, width)
-    up = Built(f"{path}.up_proj", numbers, hidden, (width,), "column")
-    return [up, Built(f"{path}.down_proj", numbers, width, (hidden,), "row")]
+    up = LinearLayer(f"{path}.up_proj", numbers, hidden, (width,), "column")
+    return [up, LinearLayer(f"{path}.down_proj", numbers, width, (hidden,), "row")]

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
     embedding_and_head,
-    heads_of,
     layer_numbers,
     mlp,
     norms,
     qwen_mlps,
+    read_heads,
     tensor,
 )
 
@@ -30,9 +30,9 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     full_numbers = _full_layers(fields, numbers)
     recurrent = sorted(set(numbers) - set(full_numbers))
     parameters = embedding_and_head(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
-    linears: list[Built] = []
+    linears: list[LinearLayer] = []
     groups: list[AttentionGroup] = []
-    heads, kv_heads, head_dim = heads_of(fields, family)
+    heads, kv_heads, head_dim = read_heads(fields, family)
     if full_numbers:
         is_gated = fields.config.get("attn_output_gate", True) is not False
         bias = fields.flag("qkv_bias")
@@ -101,7 +101,7 @@ def delta_net_state(fields: Fields) -> Recurrent:
 
 def delta_net(
     fields: Fields, path: str, numbers: Sequence[int], state: Recurrent, *, is_interleaved: bool
-) -> tuple[list[Built], list[TensorGroup]]:
+) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """The projections of a delta net.
 
     is_interleaved: the checkpoint stores the fused projections (Qwen3-Next), else the two halves of
@@ -114,7 +114,7 @@ def delta_net(
     gates = () if is_interleaved else ("in_proj_b", "in_proj_a")
     ba = (2 * heads,) if is_interleaved else (heads, heads)
     linears = [
-        Built(
+        LinearLayer(
             f"{path}.conv1d",
             numbers,
             state.conv_kernel,
@@ -122,7 +122,7 @@ def delta_net(
             "merged",
             is_quantizable=False,
         ),
-        Built(
+        LinearLayer(
             name=f"{path}.in_proj_qkvz",
             numbers=numbers,
             k=hidden,
@@ -130,7 +130,7 @@ def delta_net(
             shard="merged",
             modules=mixed,
         ),
-        Built(
+        LinearLayer(
             name=f"{path}.in_proj_ba",
             numbers=numbers,
             k=hidden,
@@ -139,7 +139,7 @@ def delta_net(
             modules=gates,
             heads=heads,
         ),
-        Built(f"{path}.out_proj", numbers, value, (hidden,), "row"),
+        LinearLayer(f"{path}.out_proj", numbers, value, (hidden,), "row"),
     ]
     parameters = norms(path, len(numbers), state.rows, "norm")
     parameters.append(tensor(f"{path}.A_log", len(numbers), heads, shard="column", dtype="F32"))

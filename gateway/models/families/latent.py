@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.domain import AttentionGroup, TensorGroup
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
@@ -46,7 +46,7 @@ def latent_group(fields: Fields, layers: int) -> AttentionGroup:
 
 def latent_attention(
     fields: Fields, path: str, numbers: Sequence[int]
-) -> tuple[list[Built], list[TensorGroup]]:
+) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """Source: MultiHeadLatentAttention modules of DeepseekV2MLAAttention."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
@@ -58,14 +58,16 @@ def latent_attention(
         raise fields.missing_field_error("q_lora_rank")
     if fields.config["q_lora_rank"] is None:
         linears = [
-            Built(f"{path}.q_proj", numbers, hidden, (query,), "column", heads=heads),
-            Built(f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"),
+            LinearLayer(f"{path}.q_proj", numbers, hidden, (query,), "column", heads=heads),
+            LinearLayer(
+                f"{path}.kv_a_proj_with_mqa", numbers, hidden, (latent + rope,), "replicated"
+            ),
         ]
     else:
         rank = fields.integer("q_lora_rank")
         fused = ("q_a_proj", "kv_a_proj_with_mqa")
         linears = [
-            Built(
+            LinearLayer(
                 name=f"{path}.fused_qkv_a_proj",
                 numbers=numbers,
                 k=hidden,
@@ -73,11 +75,11 @@ def latent_attention(
                 shard="replicated",
                 modules=fused,
             ),
-            Built(f"{path}.q_b_proj", numbers, rank, (query,), "column", heads=heads),
+            LinearLayer(f"{path}.q_b_proj", numbers, rank, (query,), "column", heads=heads),
         ]
         parameters += norms(path, len(numbers), rank, "q_a_layernorm")
     linears += [
-        Built(
+        LinearLayer(
             f"{path}.kv_b_proj",
             numbers,
             latent,
@@ -85,7 +87,7 @@ def latent_attention(
             "column",
             heads=heads,
         ),
-        Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
+        LinearLayer(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
     return linears, parameters
 
@@ -96,11 +98,11 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
     hidden, rank = fields.integer("hidden_size"), fields.integer("q_lora_rank")
     heads, size = fields.integer("index_n_heads"), fields.integer("index_head_dim")
     indexer = f"{path}.layers.*.self_attn.indexer"
-    linears = [Built(f"{indexer}.wq_b", numbers, rank, (heads * size,), "replicated")]
+    linears = [LinearLayer(f"{indexer}.wq_b", numbers, rank, (heads * size,), "replicated")]
     if SPLIT_INDEXER in traits:
-        linears.append(Built(f"{indexer}.wk", numbers, hidden, (size,), "replicated"))
+        linears.append(LinearLayer(f"{indexer}.wk", numbers, hidden, (size,), "replicated"))
         linears.append(
-            Built(
+            LinearLayer(
                 f"{indexer}.weights_proj",
                 numbers,
                 hidden,
@@ -112,7 +114,7 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
     else:
         widths = (size, heads)
         linears.append(
-            Built(
+            LinearLayer(
                 f"{indexer}.wk_weights_proj",
                 numbers,
                 hidden,

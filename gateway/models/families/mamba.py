@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import (
     LAYER_NORMS,
     attention,
     embedding_and_head,
     experts,
-    heads_of,
     layer_numbers,
     norms,
+    read_heads,
     router,
     tensor,
 )
@@ -77,7 +77,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     shared_size = fields.integer("shared_intermediate_size", default=1024, minimum=0)
     if shared_size:
         linears.append(
-            Built(
+            LinearLayer(
                 f"{layer}.shared_mlp.input_linear",
                 numbers,
                 hidden,
@@ -86,7 +86,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
             )
         )
         linears.append(
-            Built(f"{layer}.shared_mlp.output_linear", numbers, shared_size, (hidden,), "row")
+            LinearLayer(f"{layer}.shared_mlp.output_linear", numbers, shared_size, (hidden,), "row")
         )
     return Blueprint(tuple(linears), groups, tuple(parameters))
 
@@ -148,26 +148,28 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
 
 def _nemotron_experts(
     fields: Fields, mixer: str, numbers: Sequence[int], hidden: int
-) -> list[Built]:
+) -> list[LinearLayer]:
     """Experts without a gate; latent experts stand between two projections (NemotronHMoE)."""
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
     inner_size = fields.integer("moe_latent_size", default=hidden)
     linears = [
         router(f"{mixer}.gate", numbers, hidden, count, is_exact=True),
-        Built(
+        LinearLayer(
             f"{mixer}.experts.w13", numbers, inner_size, (width,), "expert_column", experts=count
         ),
-        Built(f"{mixer}.experts.w2", numbers, width, (inner_size,), "expert_row", experts=count),
+        LinearLayer(
+            f"{mixer}.experts.w2", numbers, width, (inner_size,), "expert_row", experts=count
+        ),
     ]
     if fields.config.get("moe_latent_size") is not None:
         bias = fields.flag("mlp_bias")
         linears.append(
-            Built(
+            LinearLayer(
                 f"{mixer}.fc1_latent_proj", numbers, hidden, (inner_size,), "replicated", bias=bias
             )
         )
         linears.append(
-            Built(
+            LinearLayer(
                 f"{mixer}.fc2_latent_proj", numbers, inner_size, (hidden,), "replicated", bias=bias
             )
         )
@@ -179,10 +181,10 @@ def _nemotron_experts(
 
 def _mlp_layers(
     path: str, numbers: Sequence[int], hidden: int, width: int, *, bias: bool = False
-) -> list[Built]:
+) -> list[LinearLayer]:
     return [
-        Built(f"{path}.up_proj", numbers, hidden, (width,), "column", bias=bias),
-        Built(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
+        LinearLayer(f"{path}.up_proj", numbers, hidden, (width,), "column", bias=bias),
+        LinearLayer(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
     ]
 
 
@@ -230,10 +232,10 @@ def _mixers(
     biases: tuple[bool, bool],
     parameters: list[TensorGroup],
     paths: tuple[str, str],
-) -> tuple[list[Built], tuple[AttentionGroup, ...]]:
+) -> tuple[list[LinearLayer], tuple[AttentionGroup, ...]]:
     """Mamba and attention under `paths`; `biases` of (convolution, projections). Adds to
     `parameters`."""
-    linears: list[Built] = []
+    linears: list[LinearLayer] = []
     groups: list[AttentionGroup] = []
     if recurrent := _layers_of(kinds, "mamba"):
         linears += mixer(paths[0], recurrent, fields.integer("hidden_size"), state, biases)
@@ -242,7 +244,7 @@ def _mixers(
     if full_numbers := _layers_of(kinds, "attention"):
         bias = fields.flag("attention_bias")
         linears += attention(fields, family, paths[1], full_numbers, biases=(bias, bias))
-        heads, kv_heads, head_dim = heads_of(fields, family)
+        heads, kv_heads, head_dim = read_heads(fields, family)
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         groups.append(
             AttentionGroup(
@@ -266,7 +268,7 @@ def mixer_group(numbers: Sequence[int], state: Recurrent) -> AttentionGroup:
 
 def mixer(
     path: str, numbers: Sequence[int], hidden: int, state: Recurrent, biases: tuple[bool, bool]
-) -> list[Built]:
+) -> list[LinearLayer]:
     """The projections of MambaMixer2 (layers/mamba/mamba_mixer2.py).
 
     A rank has whole groups. A single group is replicated, like a single KV head; several groups
@@ -276,12 +278,12 @@ def mixer(
     gated = 2 * inner_size + state.heads
     conv_bias, bias = biases
     kernel = state.conv_kernel
-    output = Built(f"{path}.out_proj", numbers, inner_size, (hidden,), "row", bias=bias)
+    output = LinearLayer(f"{path}.out_proj", numbers, inner_size, (hidden,), "row", bias=bias)
     name, conv = f"{path}.in_proj", f"{path}.conv1d"
     if state.groups == 1:
         shared_dims = (shared_size, shared_size)
         return [
-            Built(
+            LinearLayer(
                 conv,
                 numbers,
                 kernel,
@@ -293,7 +295,7 @@ def mixer(
                 1,
                 bias=conv_bias,
             ),
-            Built(
+            LinearLayer(
                 name,
                 numbers,
                 hidden,
@@ -308,7 +310,7 @@ def mixer(
         ]
     widths = (inner_size, inner_size, shared_size, shared_size, state.heads)
     return [
-        Built(
+        LinearLayer(
             conv,
             numbers,
             kernel,
@@ -319,7 +321,9 @@ def mixer(
             state.groups,
             bias=conv_bias,
         ),
-        Built(name, numbers, hidden, widths, "merged", ("in_proj",), heads=state.groups, bias=bias),
+        LinearLayer(
+            name, numbers, hidden, widths, "merged", ("in_proj",), heads=state.groups, bias=bias
+        ),
         output,
     ]
 

@@ -15,10 +15,10 @@ from gateway.models.families.parts import (
     attention,
     embedding_and_head,
     experts,
-    heads_of,
     layer_numbers,
     mlp,
     norms,
+    read_heads,
     router,
     softmax_groups,
     tensor,
@@ -54,7 +54,7 @@ def minimax(fields: Fields, family: str, path: str) -> Blueprint:
     count = fields.integer("num_local_experts")
     block = f"{layer}.block_sparse_moe"
     layers = len(numbers)
-    heads, kv_heads, head_dim = heads_of(fields, family)
+    heads, kv_heads, head_dim = read_heads(fields, family)
     linears = [
         *attention(
             fields,

@@ -31,7 +31,7 @@ from typing import Any, cast
 
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
 from gateway.errors import BadModel
-from gateway.models.families.blueprint import Blueprint, Built, Shard
+from gateway.models.families.blueprint import Blueprint, LinearLayer, Shard
 from gateway.models.families.config import Fields
 
 # The unknown part for which the guess of a family without a structure is taken.
@@ -232,10 +232,10 @@ def structure_blueprint(text: str, fields: Fields) -> Blueprint:
 _Rows = Iterable[tuple[Mapping[str, Any], Sequence[int]]]
 
 
-def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
+def _linears(reader: _Reader, rows: _Rows) -> Iterable[LinearLayer]:
     for row, numbers in rows:
         if row["is"] == "linear":
-            yield Built(
+            yield LinearLayer(
                 name=row["name"],
                 numbers=numbers,
                 k=reader.size(row["k"]),
@@ -257,7 +257,7 @@ def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
                 ("w13", hidden, inner_widths, "expert_column"),
                 ("w2", width, (hidden,), "expert_row"),
             ):
-                yield Built(
+                yield LinearLayer(
                     f"{row['name']}.{name}",
                     numbers,
                     k,
@@ -303,7 +303,7 @@ def _softmax(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) ->
         head_dim=head,
         value_dim=value if value not in (0, head) else None,
         window=window if kind == "sliding" else None,
-        sinks=bool(reader.term(row["sinks"])),
+        has_sinks=bool(reader.term(row["sinks"])),
         alibi=bool(reader.term(row.get("alibi", "0"))),
         causal=kind not in ("encoder", "vision"),
         index_dim=reader.size(row.get("index", "0")) or None,

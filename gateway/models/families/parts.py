@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.errors import BadModel
-from gateway.models.families.blueprint import Built
+from gateway.models.families.blueprint import LinearLayer
 from gateway.models.families.config import Fields, quote
 from gateway.models.families.field_names import HEADS, HIDDEN_SIZE, KV_HEADS, LAYERS
 
@@ -57,7 +57,7 @@ _RECURRENT = (
 )
 
 
-def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
+def read_heads(fields: Fields, family: str) -> tuple[int, int, int]:
     """(query heads, KV heads, head size)."""
     heads, hidden = fields.integer(*HEADS), fields.integer(*HIDDEN_SIZE)
     # Multi-query attention has one KV head. Source: FalconModelArchConfigConvertor
@@ -79,10 +79,10 @@ def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
 
 
 def softmax_groups(
-    fields: Fields, family: str, *, sinks: bool = False
+    fields: Fields, family: str, *, has_sinks: bool = False
 ) -> tuple[AttentionGroup, ...]:
     """The attention groups of all layers: full, sliding, or encoder."""
-    heads, kv_heads, head_dim = heads_of(fields, family)
+    heads, kv_heads, head_dim = read_heads(fields, family)
     layers = fields.integer(*LAYERS)
     if family in ENCODERS:
         kind: Literal["encoder"] = "encoder"
@@ -132,7 +132,7 @@ def softmax_groups(
             kv_heads=kv_heads,
             head_dim=head_dim,
             window=size,
-            sinks=sinks,
+            has_sinks=has_sinks,
             causal=not both_ways,
         )
         for kind, numbers, size in groups
@@ -245,20 +245,20 @@ def attention(
     is_fused: bool = False,
     is_gated: bool = False,
     biases: tuple[bool, bool] = (False, False),
-) -> list[Built]:
+) -> list[LinearLayer]:
     """The projections of softmax attention.
 
     is_fused: the checkpoint stores one fused projection.
     is_gated: every query has a gate.
     biases: whether (query, key and value; output) projections have a bias.
     """
-    heads, kv_heads, head = heads_of(fields, family)
+    heads, kv_heads, head = read_heads(fields, family)
     hidden = fields.integer("hidden_size")
     widths = (heads * head * (2 if is_gated else 1), kv_heads * head, kv_heads * head)
     modules = ("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "bias": biases[0]}
     return [
-        Built(
+        LinearLayer(
             name=f"{path}.qkv_proj",
             numbers=numbers,
             k=hidden,
@@ -267,7 +267,7 @@ def attention(
             modules=modules,
             **sizes,
         ),
-        Built(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=biases[1]),
+        LinearLayer(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=biases[1]),
     ]
 
 
@@ -279,13 +279,13 @@ def mlp(
     *,
     is_fused: bool = False,
     bias: bool = False,
-) -> list[Built]:
+) -> list[LinearLayer]:
     """A gated MLP in the layers `numbers`; empty without layers."""
     if not numbers:
         return []
     modules = ("gate_up_proj",) if is_fused else ("gate_proj", "up_proj")
     return [
-        Built(
+        LinearLayer(
             name=f"{path}.gate_up_proj",
             numbers=numbers,
             k=hidden,
@@ -294,16 +294,16 @@ def mlp(
             modules=modules,
             bias=bias,
         ),
-        Built(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
+        LinearLayer(f"{path}.down_proj", numbers, width, (hidden,), "row", bias=bias),
     ]
 
 
 def experts(
     path: str, numbers: Sequence[int], hidden: int, width: int, count: int, *, bias: bool = False
-) -> list[Built]:
+) -> list[LinearLayer]:
     """`count` gated MLPs after a router, as the two products that engines compute for all."""
     return [
-        Built(
+        LinearLayer(
             f"{path}.experts.w13",
             numbers,
             hidden,
@@ -312,7 +312,7 @@ def experts(
             experts=count,
             bias=bias,
         ),
-        Built(
+        LinearLayer(
             f"{path}.experts.w2", numbers, width, (hidden,), "expert_row", experts=count, bias=bias
         ),
     ]
@@ -326,9 +326,9 @@ def router(
     *,
     bias: bool = False,
     is_exact: bool = False,
-) -> Built:
+) -> LinearLayer:
     """A router: replicated and not quantized."""
-    return Built(
+    return LinearLayer(
         name,
         numbers,
         hidden,
@@ -340,7 +340,7 @@ def router(
     )
 
 
-def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[Built]:
+def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[LinearLayer]:
     """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, one shared."""
     hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
     sparse_numbers = _sparse_layers(fields, numbers)
@@ -358,7 +358,7 @@ def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -
     # 0.19.1, :170 of 0.33.0).
     is_quantizable = family == "qwen3_moe"
     linears.append(
-        Built(
+        LinearLayer(
             f"{path}.gate",
             sparse_numbers,
             hidden,
@@ -395,7 +395,7 @@ def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
 
 def late_moe(
     fields: Fields, layer: str, numbers: Sequence[int], *, has_float_router: bool = False
-) -> tuple[list[Built], list[TensorGroup]]:
+) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """Dense MLPs first, then experts with some shared experts (DeepSeek, GLM-4-MoE).
 
     A router in float32 (Glm4MoE in models/glm4_moe.py) does not count as a linear layer.

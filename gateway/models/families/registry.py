@@ -42,7 +42,7 @@ from gateway.models.families import (
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
 from gateway.models.families.model_structure import ATTENTION, structure_blueprint
-from gateway.models.families.text_config import text_of
+from gateway.models.families.text_config import read_text_config
 
 Family = Callable[[Fields, str, str], Blueprint]
 # Families that engine versions build differently. A trait of the engine version names the way.
@@ -50,7 +50,7 @@ Varied = Callable[[Fields, str, str, Collection[str]], Blueprint]
 Renames = tuple[tuple[str, str], ...]
 
 
-class Nested(FrozenRecord, frozen=True):
+class NestedFamily(FrozenRecord, frozen=True):
     """A model that nests its text model.
 
     outer_ties: the outer config decides whether the output head is tied, as
@@ -94,18 +94,18 @@ VARIED_FAMILIES: Mapping[str, Varied] = {
     **encoder.VARIED_FAMILIES,
 }
 _PATH = "language_model.model"
-NESTED_FAMILIES: Mapping[str, Nested] = {
+NESTED_FAMILIES: Mapping[str, NestedFamily] = {
     **dict.fromkeys(
         ("qwen3_5", "qwen3_5_moe"),
-        Nested(_PATH, vision.qwen_vision, vision.QWEN3_PATHS, outer_ties=False),
+        NestedFamily(_PATH, vision.qwen_vision, vision.QWEN3_PATHS, outer_ties=False),
     ),
     **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_moe"), Nested(_PATH, vision.qwen3_tower, vision.QWEN3_PATHS)
+        ("qwen3_vl", "qwen3_vl_moe"), NestedFamily(_PATH, vision.qwen3_tower, vision.QWEN3_PATHS)
     ),
-    "qwen2_5_vl": Nested(_PATH, vision.qwen2_tower, vision.QWEN2_PATHS),
-    "mistral3": Nested(_PATH, vision.pixtral_tower, vision.MISTRAL_PATHS),
-    "gemma3": Nested(_PATH, vision.siglip, vision.SIGLIP_PATHS),
-    "gemma4": Nested(
+    "qwen2_5_vl": NestedFamily(_PATH, vision.qwen2_tower, vision.QWEN2_PATHS),
+    "mistral3": NestedFamily(_PATH, vision.pixtral_tower, vision.MISTRAL_PATHS),
+    "gemma3": NestedFamily(_PATH, vision.siglip, vision.SIGLIP_PATHS),
+    "gemma4": NestedFamily(
         _PATH, gemma_towers.gemma_towers, gemma_towers.PATHS, plain=gemma_towers.PLAIN_TOWERS_TRAIT
     ),
 }
@@ -131,7 +131,7 @@ _CLASSES |= {
 }
 
 
-def blueprint_of(
+def build_blueprint(
     config: Mapping[str, Any], source: str, traits: Collection[str] = (), structure: str = ""
 ) -> Blueprint:
     """The blueprint of this config.json for an engine of these traits.
@@ -157,7 +157,7 @@ def _guessed_blueprint(top: Fields, traits: Collection[str]) -> Blueprint:
     """A blueprint from the usual names of fields, with a text model of a known family inside."""
     from gateway.models.families import general  # Most models are of known families.
 
-    fields, nested, _ = text_of(top)
+    fields, nested, _ = read_text_config(top)
     path = _PATH if nested else "model"
     # A text model of a known family is exact inside any outer model.
     inner_blueprint = None

@@ -14,11 +14,11 @@ from gateway.models.families.parts import (
     attention,
     embedding_and_head,
     experts,
-    heads_of,
     late_moe,
     layer_numbers,
     norms,
     qwen_mlps,
+    read_heads,
     router,
     softmax_groups,
     tensor,
@@ -55,9 +55,11 @@ def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
         layer, len(numbers), hidden, *LAYER_NORMS
     )
     parameters.append(
-        tensor(f"{layer}.attn.sinks", len(numbers), heads_of(fields, family)[0], shard="column")
+        tensor(f"{layer}.attn.sinks", len(numbers), read_heads(fields, family)[0], shard="column")
     )
-    return Blueprint(tuple(linears), softmax_groups(fields, family, sinks=True), tuple(parameters))
+    return Blueprint(
+        tuple(linears), softmax_groups(fields, family, has_sinks=True), tuple(parameters)
+    )
 
 
 def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
@@ -71,7 +73,7 @@ def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
     )
     if family == "qwen3_moe":
         parameters += norms(
-            f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
+            f"{layer}.self_attn", len(numbers), read_heads(fields, family)[2], "q_norm", "k_norm"
         )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
@@ -96,7 +98,7 @@ def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
     )
     if fields.flag("use_qk_norm"):
         parameters += norms(
-            f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm"
+            f"{layer}.self_attn", len(numbers), read_heads(fields, family)[2], "q_norm", "k_norm"
         )
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 

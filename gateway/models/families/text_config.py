@@ -20,7 +20,7 @@ class Text(NamedTuple):
     inner_fields: Mapping[str, Any]
 
 
-def text_of(top: Fields) -> Text:
+def read_text_config(top: Fields) -> Text:
     """The config of the text model, completed by fields of the outer config."""
     config, nested = dict(top.config), False
     text_fields: Mapping[str, Any] = top.config
@@ -45,5 +45,5 @@ def text_of(top: Fields) -> Text:
     return Text(Fields(config, top.source), nested, text_fields)
 
 
-def layers_of(fields: Fields) -> int:
+def read_layer_count(fields: Fields) -> int:
     return fields.largest(LAYER_COUNT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.domain import AttentionGroup, TensorGroup
-from gateway.models.families.blueprint import Blueprint, Built
+from gateway.models.families.blueprint import Blueprint, LinearLayer
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import layer_numbers, mlp, norms, tensor
 
@@ -72,7 +72,7 @@ def qwen2_tower(top: Fields) -> Blueprint:
     path, channels = "visual.blocks.*", fields.integer("in_channels", "in_chans", default=3)
     output_size = fields.integer("out_hidden_size", default=3584)
     linears = [
-        Built(
+        LinearLayer(
             f"{path}.attn.qkv",
             blocks,
             hidden,
@@ -82,10 +82,10 @@ def qwen2_tower(top: Fields) -> Blueprint:
             kv_heads=heads,
             bias=True,
         ),
-        Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
+        LinearLayer(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
         *mlp(f"{path}.mlp", blocks, hidden, width, bias=True),
-        Built("visual.merger.mlp.*", (0,), merged_size, (merged_size,), "column", bias=True),
-        Built("visual.merger.mlp.*", (2,), merged_size, (output_size,), "row", bias=True),
+        LinearLayer("visual.merger.mlp.*", (0,), merged_size, (merged_size,), "column", bias=True),
+        LinearLayer("visual.merger.mlp.*", (2,), merged_size, (output_size,), "row", bias=True),
     ]
     parameters = norms(path, len(blocks), hidden, "norm1", "norm2") + norms(
         "visual.merger", 1, hidden, "ln_q"
@@ -114,14 +114,18 @@ def qwen_vision(top: Fields) -> Blueprint:
     output_size = fields.integer("out_hidden_size")
     qkv = (hidden, hidden, hidden)
     linears = (
-        Built(
+        LinearLayer(
             f"{path}.attn.qkv", blocks, hidden, qkv, "qkv", heads=heads, kv_heads=heads, bias=True
         ),
-        Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
-        Built(f"{path}.mlp.linear_fc1", blocks, hidden, (width,), "column", bias=True),
-        Built(f"{path}.mlp.linear_fc2", blocks, width, (hidden,), "row", bias=True),
-        Built("visual.merger.linear_fc1", (0,), merged_size, (merged_size,), "column", bias=True),
-        Built("visual.merger.linear_fc2", (0,), merged_size, (output_size,), "row", bias=True),
+        LinearLayer(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
+        LinearLayer(f"{path}.mlp.linear_fc1", blocks, hidden, (width,), "column", bias=True),
+        LinearLayer(f"{path}.mlp.linear_fc2", blocks, width, (hidden,), "row", bias=True),
+        LinearLayer(
+            "visual.merger.linear_fc1", (0,), merged_size, (merged_size,), "column", bias=True
+        ),
+        LinearLayer(
+            "visual.merger.linear_fc2", (0,), merged_size, (output_size,), "row", bias=True
+        ),
     )
     parameters = [
         tensor(f"{path}.{name}", depth, hidden)
@@ -182,8 +186,10 @@ def qwen3_tower(top: Fields) -> Blueprint:
     )
     path = "visual.deepstack_merger_list.*"
     linears = (
-        Built(f"{path}.linear_fc1", numbers, merged_size, (merged_size,), "column", bias=True),
-        Built(
+        LinearLayer(
+            f"{path}.linear_fc1", numbers, merged_size, (merged_size,), "column", bias=True
+        ),
+        LinearLayer(
             f"{path}.linear_fc2",
             numbers,
             merged_size,
@@ -211,7 +217,7 @@ def pixtral_tower(top: Fields) -> Blueprint:
     merged_size = hidden * top.integer("spatial_merge_size", default=2) ** 2
     names, bias = ("q_proj", "k_proj", "v_proj"), top.flag("multimodal_projector_bias")
     linears = [
-        Built(
+        LinearLayer(
             f"{path}.attention.qkv_proj",
             blocks,
             hidden,
@@ -221,10 +227,12 @@ def pixtral_tower(top: Fields) -> Blueprint:
             heads=heads,
             kv_heads=heads,
         ),
-        Built(f"{path}.attention.o_proj", blocks, heads * head, (hidden,), "row"),
+        LinearLayer(f"{path}.attention.o_proj", blocks, heads * head, (hidden,), "row"),
         *mlp(f"{path}.feed_forward", blocks, hidden, width),
-        Built("multi_modal_projector.linear_1", (0,), hidden, (text_hidden,), "column", bias=bias),
-        Built(
+        LinearLayer(
+            "multi_modal_projector.linear_1", (0,), hidden, (text_hidden,), "column", bias=bias
+        ),
+        LinearLayer(
             "multi_modal_projector.linear_2", (0,), text_hidden, (text_hidden,), "row", bias=bias
         ),
     ]
@@ -267,9 +275,9 @@ def siglip(top: Fields) -> Blueprint:
     qkv, names = (hidden, hidden, hidden), ("q_proj", "k_proj", "v_proj")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "bias": True}
     linears = (
-        Built(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, **sizes),
-        Built(f"{layer}.self_attn.out_proj", blocks, hidden, (hidden,), "row", bias=True),
-        Built(
+        LinearLayer(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, **sizes),
+        LinearLayer(f"{layer}.self_attn.out_proj", blocks, hidden, (hidden,), "row", bias=True),
+        LinearLayer(
             f"{layer}.mlp.fc1",
             blocks,
             hidden,
@@ -278,7 +286,7 @@ def siglip(top: Fields) -> Blueprint:
             is_quantizable=is_whole,
             bias=True,
         ),
-        Built(
+        LinearLayer(
             f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", is_quantizable=is_whole, bias=True
         ),
     )

@@ -11,8 +11,8 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower
 from gateway.engines.common.layers.stages import field_against_stages
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.refusal import Refused
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.refusal import RefusalError
+from gateway.engines.common.span import Rendezvous
 from gateway.engines.common.variant import Variant
 from gateway.engines.registry import engine_kind
 from gateway.planner.gates.kernel_gates import matching_fact
@@ -36,7 +36,7 @@ def gate_peers(inputs: PlanningInput, engine: Engine, gpus: tuple[Gpu, ...]) -> 
             f"GPUs {names} could not talk to each other here, also without peer-to-peer access:"
             f" {fact.source}"
         )
-        raise Refused("known_bad", reason, "fact")
+        raise RefusalError("known_bad", reason, "fact")
 
 
 def gate_driver(inputs: PlanningInput, engine: Engine) -> None:
@@ -51,7 +51,7 @@ def gate_driver(inputs: PlanningInput, engine: Engine) -> None:
         }
         scope |= {"quantization": inputs.spec.quant.method if inputs.spec.quant else None}
         if fact := matching_fact(inputs.facts, "engine_fails", scope):
-            raise Refused(
+            raise RefusalError(
                 "known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact"
             )
     gate_host(inputs.hardware, engine)
@@ -64,14 +64,16 @@ def gate_devices(
     variant: Variant,
     groups: GpuGroups,
 ) -> tuple[Gpu, ...]:
-    """The GPUs of the variant; none on a CPU. Raises Refused."""
+    """The GPUs of the variant; none on a CPU. Raises RefusalError."""
     gpus, tp, pp, ranks = inputs.hardware.gpus, variant.tp, variant.pp, variant.ranks
     if engine.device == "cpu":
         if ranks > 1:
-            raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
+            raise RefusalError(
+                "illegal_parallelism", "parallelism on a CPU is not planned", "planner"
+            )
         return ()
     if len(gpus) < ranks:
-        raise Refused(
+        raise RefusalError(
             "no_device",
             f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
             "probe",
@@ -82,26 +84,28 @@ def gate_devices(
     if problem is not None:
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
-        raise Refused("illegal_parallelism", reason, source, layer=layer)
+        raise RefusalError("illegal_parallelism", reason, source, layer=layer)
     layers = sum(group.layers for group in inputs.spec.attention if group.kind != "vision")
     if pp > layers:
-        raise Refused(
+        raise RefusalError(
             "illegal_parallelism",
             f"{layers} layers cannot be shared by {pp} stages",
             "vllm/distributed/utils.py",
         )
     if pp > 1 and (field := field_against_stages(built_model, engine, inputs.spec.architecture)):
         reason = f"{engine.ref} cannot share {inputs.spec.architecture} by stages of a pipeline"
-        raise Refused(
+        raise RefusalError(
             "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
         )
     # Unlike GPUs hold stages, or the ranks of one stage.
     has_one_split = variant.dp == 1 and 1 in (tp, pp)
-    group = groups.best(ranks) or (groups.unlike(ranks) if has_one_split else None)
+    group = groups.best_group(ranks) or (groups.mixed_gpus(ranks) if has_one_split else None)
     if group is None:
-        raise Refused("no_device", f"there are no {ranks} GPUs of one kind", "probe")
+        raise RefusalError("no_device", f"there are no {ranks} GPUs of one kind", "probe")
     if group[0].total_bytes is None:
-        raise Refused("unknown_memory", f"the memory of {group[0].name} could not be read", "probe")
+        raise RefusalError(
+            "unknown_memory", f"the memory of {group[0].name} could not be read", "probe"
+        )
     for gpu in group:
         gate_code(engine, gpu)
     return group
@@ -134,7 +138,7 @@ def _gate_tower(inputs: PlanningInput, engine: Engine, built_model: BuiltModel, 
         flag = _tower_flag(engine)
         value = str(_WHOLE_TOWER.get(flag, "")).lower()
         cure = f"; --arg {flag}={value} keeps it whole on every GPU" if flag else ""
-        raise Refused("illegal_parallelism", reason + cure, f"profile {engine.ref}")
+        raise RefusalError("illegal_parallelism", reason + cure, f"profile {engine.ref}")
 
 
 def gate_groups(
@@ -147,17 +151,17 @@ def gate_groups(
     if not reason and variant.pp > 1:
         reason = "data parallel groups with stages of a pipeline are not planned"
     if reason:
-        raise Refused("illegal_parallelism", reason, f"profile {engine.ref}")
+        raise RefusalError("illegal_parallelism", reason, f"profile {engine.ref}")
 
 
 def gate_nodes(inputs: PlanningInput, engine: Engine, variant: Variant) -> None:
     """Refuse ranks on several nodes where the version lacks the flags by which nodes meet."""
     if inputs.span is None:
         return
-    meeting = Meeting(inputs.span.nodes, variant.dp, "", 0, 0)
+    meeting = Rendezvous(inputs.span.nodes, variant.dp, "", 0, 0)
     flags = engine_kind(engine.kind).node_flags(meeting, 1)
     if missing_flags := sorted(f"--{name}" for name in flags if name not in engine.flags):
-        raise Refused(
+        raise RefusalError(
             "illegal_parallelism",
             f"{engine.ref} cannot have ranks on several nodes: it has no"
             f" {', '.join(missing_flags)}",
@@ -174,4 +178,4 @@ def gate_balance(engine: Engine, tp: int, free_bytes: Collection[int]) -> None:
             f"{engine.ref} refuses ranks where one GPU has less than nine tenths of another's free"
             f" memory: {gib(min(free_bytes))} and {gib(max(free_bytes))} are free"
         )
-        raise Refused("no_device", reason, "sglang/srt, _check_tp_memory_balance")
+        raise RefusalError("no_device", reason, "sglang/srt, _check_tp_memory_balance")

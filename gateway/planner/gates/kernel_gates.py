@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Engine, Fact, Gpu, LayerKernel
-from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, VariantEvidence
 from gateway.planner.layer_kernels import ObservedRefusals
 
 
@@ -22,9 +22,9 @@ def gate_kernels(
         if layer_kernel.status == "none":
             refusal_words = "; ".join(
                 f"{refusal.kernel}: {refusal.reason}".removeprefix(": ")
-                for refusal in layer_kernel.refused
+                for refusal in layer_kernel.refusals
             )
-            raise Refused(
+            raise RefusalError(
                 "no_kernel",
                 f"no kernel for {layer_kernel.layer}{_size_words(layer_kernel)}: {refusal_words}",
                 source,
@@ -35,7 +35,7 @@ def gate_kernels(
                 f"it loads, but {layer_kernel.kernel} would crash at the first request in"
                 f" {layer_kernel.layer}{_size_words(layer_kernel)}: {layer_kernel.note}"
             )
-            raise Refused(
+            raise RefusalError(
                 "runtime_fail", reason, source, layer=layer_kernel.layer, kernel=layer_kernel.kernel
             )
     # Most machines have no such fact. This question is asked once, before the loop over the layers.
@@ -52,7 +52,7 @@ def gate_kernels(
                 " would get, is known to fail here:"
                 f" {fact.source}"
             )
-            raise Refused(
+            raise RefusalError(
                 "known_bad", reason, "fact", layer=layer_kernel.layer, kernel=layer_kernel.kernel
             )
     _gate_attention(evidence, engine, facts, capability, may_fail=bool(may_fail))
@@ -75,14 +75,14 @@ def _gate_attention(
         if layer_attention.status == "none":
             refusal_words = "; ".join(
                 f"{refusal.kernel}: {refusal.reason}".removeprefix(": ")
-                for refusal in layer_attention.refused
+                for refusal in layer_attention.refusals
             )
             reason = (
                 f"no attention backend for the {layer_attention.layers} {layer_attention.kind}"
                 " layers of head size"
                 f" {layer_attention.head_dim}: {refusal_words}"
             )
-            raise Refused("no_backend", reason, source)
+            raise RefusalError("no_backend", reason, source)
         if not may_fail:
             continue
         scope = {
@@ -99,7 +99,7 @@ def _gate_attention(
                 " get, is known to"
                 f" fail here: {fact.source}"
             )
-            raise Refused("known_bad", reason, "fact")
+            raise RefusalError("known_bad", reason, "fact")
 
 
 def _size_words(layer_kernel: LayerKernel) -> str:
@@ -148,7 +148,7 @@ def gate_same_kernels(first: VariantEvidence, second: VariantEvidence, gpus: Seq
                 f"ranks on {names} would need different kernels for {layer.layer}: {layer.kernel}"
                 f" and {counterpart.kernel}. All ranks ask the first GPU"
             )
-            raise Refused("no_kernel", reason, "vllm/platforms/cuda.py", layer=layer.layer)
+            raise RefusalError("no_kernel", reason, "vllm/platforms/cuda.py", layer=layer.layer)
 
 
 def gate_alike(first: VariantEvidence, second: VariantEvidence, gpu: Gpu) -> None:
@@ -166,4 +166,4 @@ def gate_alike(first: VariantEvidence, second: VariantEvidence, gpu: Gpu) -> Non
             f"its GPUs would keep their caches unlike: on {gpu.name}"
             f" {', '.join(second_caches.values())}, else {', '.join(first_caches.values())}"
         )
-        raise Refused("no_backend", reason, "planner")
+        raise RefusalError("no_backend", reason, "planner")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.domain import Engine, Gpu, Hardware
 from gateway.domain.release import release
 from gateway.engines.common.kernels.compiled_kernels import binary_support, capabilities
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 
 
 def gate_host(hardware: Hardware, engine: Engine) -> None:
@@ -13,7 +13,7 @@ def gate_host(hardware: Hardware, engine: Engine) -> None:
     source = f"profile {engine.ref}"
     if engine.machines and hardware.arch not in engine.machines:
         machines = " and ".join(engine.machines)
-        raise Refused(
+        raise RefusalError(
             "unsupported_platform",
             f"its image is built for {machines}, this machine is {hardware.arch}",
             source,
@@ -21,14 +21,14 @@ def gate_host(hardware: Hardware, engine: Engine) -> None:
     driver, min_driver = hardware.driver, engine.min_driver
     if driver and min_driver and release(driver) < release(min_driver):
         reason = f"CUDA {engine.cuda} needs driver {min_driver} or newer, this machine has {driver}"
-        raise Refused("driver_too_old", reason, source)
+        raise RefusalError("driver_too_old", reason, source)
 
 
 def gate_code(engine: Engine, gpu: Gpu) -> None:
     """Refuse an engine that has no code for this GPU."""
     capability = gpu.capability
     if engine.min_capability and capability and float(capability) < float(engine.min_capability):
-        raise Refused(
+        raise RefusalError(
             "no_kernel",
             f"{engine.ref} needs compute capability {engine.min_capability}, {gpu.name} has"
             f" {capability}",
@@ -40,7 +40,9 @@ def gate_code(engine: Engine, gpu: Gpu) -> None:
             f"{engine.ref} is compiled for compute capability {compiled_for};"
             f" {gpu.name} has {capability}"
         )
-        raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
+        raise RefusalError(
+            "no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}")
+        )
 
 
 def runs_on(hardware: Hardware, engine: Engine) -> bool:
@@ -48,7 +50,7 @@ def runs_on(hardware: Hardware, engine: Engine) -> bool:
     gpus = hardware.gpus if engine.device != "cpu" else ()
     try:
         gate_host(hardware, engine)
-    except Refused:
+    except RefusalError:
         return False
     return not gpus or any(_has_code(engine, gpu) for gpu in gpus)
 
@@ -56,6 +58,6 @@ def runs_on(hardware: Hardware, engine: Engine) -> bool:
 def _has_code(engine: Engine, gpu: Gpu) -> bool:
     try:
         gate_code(engine, gpu)
-    except Refused:
+    except RefusalError:
         return False
     return True

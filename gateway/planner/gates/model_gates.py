@@ -7,7 +7,7 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS, supported_rank
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 from gateway.models.spec import TOKENIZER_CODE
 from gateway.planner.sizes import context_limit
 
@@ -27,15 +27,15 @@ def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
                 " serves that of transformers is unknown: `fitserve plan --check` asks the engine"
                 " where it is installed"
             )
-        raise Refused("unsupported_architecture", reason, f"profile {engine.ref}")
+        raise RefusalError("unsupported_architecture", reason, f"profile {engine.ref}")
     if not inputs.wish.policy.allow_remote_code and (foreign_code := _foreign_part(spec, engine)):
         reason = (
             f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}):"
             f" it has no {foreign_code} of its own"
         )
-        raise Refused("untrusted_code", reason, "policy.allow_remote_code")
+        raise RefusalError("untrusted_code", reason, "policy.allow_remote_code")
     if inputs.template.digest and template.FLAG not in engine.flags:
-        raise Refused(
+        raise RefusalError(
             "bad_flag",
             f"{engine.ref} accepts only the model's own chat template",
             f"profile {engine.ref}",
@@ -48,7 +48,7 @@ def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
         else set()
     )
     if unfit:
-        raise Refused(
+        raise RefusalError(
             "no_backend",
             f"no attention of {engine.ref} computes heads of size {min(unfit)}",
             f"profile {engine.ref}",
@@ -66,14 +66,14 @@ def gate_context(inputs: PlanningInput) -> None:
     reason = f"a context of at least {least_context} tokens was asked for ({option}), and "
     if limit != spec.max_position:
         reason += f"one of at most {limit} as well: raise --max-context"
-    elif spec.open_limit:
+    elif spec.has_open_limit:
         reason += (
             f"{limit} is assumed as the model's limit: add --max-context {least_context}, or"
             f" take {option} {limit} or less"
         )
     else:
         reason += f"the model's own limit is {limit}: take {option} {limit} or less"
-    raise Refused("bad_flag", reason, spec.sources.get("max_position", "wish"))
+    raise RefusalError("bad_flag", reason, spec.sources.get("max_position", "wish"))
 
 
 def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
@@ -85,10 +85,10 @@ def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
         return
     source = f"profile {engine.ref}"
     if "enable-lora" not in engine.flags or not LIST_FLAGS.keys() & engine.flags.keys():
-        raise Refused("unsupported_lora", f"{engine.ref} serves no adapters", source)
+        raise RefusalError("unsupported_lora", f"{engine.ref} serves no adapters", source)
     if inputs.spec.architecture in engine.no_lora:
         reason = f"{engine.ref} has no adapters for {inputs.spec.architecture}"
-        raise Refused("unsupported_lora", reason, engine.sources.get("no_lora", source))
+        raise RefusalError("unsupported_lora", reason, engine.sources.get("no_lora", source))
     if supported_rank(engine, inputs.adapters) is None:
         highest = max(inputs.adapters, key=lambda adapter: adapter.rank)
         max_rank = max(map(int, engine.flags["max-lora-rank"].choices or ("0",)))
@@ -96,7 +96,7 @@ def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
             f"the adapter {highest.name} has rank {highest.rank}, and {engine.ref} takes at most"
             f" {max_rank}"
         )
-        raise Refused("unsupported_lora", reason, source)
+        raise RefusalError("unsupported_lora", reason, source)
     if inputs.spec.experts:
         # vLLM wraps experts whether an adapter changes them or not, and refuses those whose kernel
         # has no LoRA (lora/layers/fused_moe.py).
@@ -104,9 +104,9 @@ def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
             f"with which kernels {engine.ref} computes the experts of a model that has adapters is"
             " not known here"
         )
-        raise Refused("unsupported_lora", reason, "vllm/lora/layers/fused_moe.py")
+        raise RefusalError("unsupported_lora", reason, "vllm/lora/layers/fused_moe.py")
     if not inputs.spec.generates:
-        raise Refused(
+        raise RefusalError(
             "unsupported_lora",
             "adapters of a model that does not generate are not served here",
             "planner",

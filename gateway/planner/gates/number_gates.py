@@ -8,7 +8,7 @@ from gateway.domain import Choice, Engine, Gpu, ModelSpec, Scalar, str_choice
 from gateway.domain.choice import WEIGHTS_DTYPE
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.variant import Variant
 from gateway.planner.quantization_methods import check, resolve
 
@@ -35,16 +35,16 @@ def gate_kv(spec: ModelSpec, engine: Engine, rules: EngineRules, kv_dtype: str) 
             f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of"
             f" {', '.join(flag.choices)}"
         )
-        raise Refused("bad_flag", reason, f"profile {engine.ref}")
+        raise RefusalError("bad_flag", reason, f"profile {engine.ref}")
     if reason := rules.kv_refusal(spec.quant, engine, kv_dtype):
-        raise Refused("bad_flag", reason, f"profile {engine.ref}")
+        raise RefusalError("bad_flag", reason, f"profile {engine.ref}")
     described_dtypes = rules.kv_dtypes
     if kv_dtype not in (_SIZED_DTYPES if described_dtypes is None else described_dtypes):
         reason = (
             f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not"
             " known here"
         )
-        raise Refused("no_backend", reason, f"profile {engine.ref}")
+        raise RefusalError("no_backend", reason, f"profile {engine.ref}")
 
 
 def gate_method(
@@ -57,8 +57,8 @@ def gate_method(
 ) -> str:
     """The quantization method by the engine's name.
 
-    Raises Refused if the version lacks the method, or the method does not take this GPU or these
-    activations.
+    Raises RefusalError if the version lacks the method, or the method does not take this GPU or
+    these activations.
     """
     spec, source = inputs.spec, f"profile {engine.ref}"
     if spec.quant is None and "quantization" not in args:
@@ -78,13 +78,13 @@ def gate_method(
             f"what --quantization {variant.quantization} makes of weights that are not quantized is"
             " not known here"
         )
-        raise Refused("unsupported_quantization", reason, source)
+        raise RefusalError("unsupported_quantization", reason, source)
     return resolution.method
 
 
 def _check_quantization(spec: ModelSpec) -> None:
     """Refuse packed weights without a word about their quantization: engines take them for plain
-    ones, and fail on their tensors. Raises Refused."""
+    ones, and fail on their tensors. Raises RefusalError."""
     packed_name = next(
         (group.name for group in spec.tensors if group.name.endswith(_PACKED_SUFFIXES)), None
     )
@@ -94,7 +94,7 @@ def _check_quantization(spec: ModelSpec) -> None:
             " hf_quant_config.json says how: take the missing file from where the model was"
             " published"
         )
-        raise Refused("unsupported_quantization", reason, "headers of the weights")
+        raise RefusalError("unsupported_quantization", reason, "headers of the weights")
 
 
 def gate_dtype(
@@ -104,14 +104,14 @@ def gate_dtype(
     args: Mapping[str, Scalar],
     variant: Variant,
 ) -> Choice[str]:
-    """The dtype of activations: of a change, of the user, or by default. Raises Refused."""
+    """The dtype of activations: of a change, of the user, or by default. Raises RefusalError."""
     capability = gpus[0].capability if gpus else None
     impossible_dtypes = _impossible_dtypes(inputs.spec, engine, gpus)
     wish_dtype = variant.dtype or str(args.get("dtype", inputs.wish.dtype))
     wish_dtype = {"half": "float16", "float": "float32"}.get(wish_dtype, wish_dtype)
     if wish_dtype in impossible_dtypes:
         reason, source = impossible_dtypes[wish_dtype]
-        raise Refused("no_kernel", reason, source)
+        raise RefusalError("no_kernel", reason, source)
     if variant.dtype:
         reason, source = variant.reasons["dtype"]
         return str_choice(variant.dtype, reason, source)

@@ -78,7 +78,7 @@ def _kind_of_gpu(gpu: Gpu) -> Hashable:
         gpu.memory_kind,
         gpu.mig,
         gpu.host_bytes,
-        gpu.lost is None and gpu.kept is None,
+        gpu.loss_reason is None and gpu.reservation_reason is None,
     )
 
 

@@ -20,7 +20,7 @@ from gateway.domain import (
     Network,
     Node,
     Plan,
-    Rejected,
+    RejectedPlan,
     Wish,
 )
 from gateway.domain.units import gib
@@ -67,7 +67,7 @@ def decide_over_nodes(
     if not later_decision.plans:
         return decision
     return decision.evolve(
-        waits=_shortage_words(later_decision.plans[0], nodes, inputs.promised_bytes)
+        wait_reason=_shortage_words(later_decision.plans[0], nodes, inputs.promised_bytes)
     )
 
 
@@ -78,7 +78,7 @@ def _decide_over_nodes(
     engines: Sequence[Engine],
     rules: Mapping[str, EngineRules] | None,
 ) -> Decision:
-    networks = Networks(cluster, inputs.pace.table if inputs.pace else None)
+    networks = Networks(cluster, inputs.speed_knowledge.table if inputs.speed_knowledge else None)
     ports_in_use = {node.name: frozenset(node.ports) for node in nodes}
     plans: list[Plan] = []
     decisions: list[Decision] = []
@@ -176,7 +176,7 @@ def _able(engines: Sequence[Engine], kind: NodeKind) -> list[Engine]:
 
 def _unlike_nodes_refusals(
     kinds: Sequence[NodeKind], engines: Sequence[Engine]
-) -> Iterator[Rejected]:
+) -> Iterator[RejectedPlan]:
     """Why no engine is planned over nodes of several kinds; nothing where all are alike."""
     names = [kind.nodes[0].name for kind in kinds if kind.hardware.gpus]
     if len(names) < 2:
@@ -189,7 +189,7 @@ def _unlike_nodes_refusals(
     gpus = sum(len(kind.hardware.gpus) * len(kind.nodes) for kind in kinds)
     for engine in engines:
         if engine.device == "cuda":
-            yield Rejected(
+            yield RejectedPlan(
                 engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
                 tensor_parallel=gpus,
                 verdict="no_device",

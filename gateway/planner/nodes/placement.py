@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from gateway.domain import Hardware, Node, NodeRanks, Plan
 from gateway.engines.common.planning_input import available_bytes
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 from gateway.engines.registry import engine_kind
 from gateway.planner.flags import arguments
 from gateway.planner.nodes.kinds import NodeKind
@@ -52,7 +52,7 @@ def _gpus_of_copies(
     )
     while plan.replicas.value > 1:
         free_hardware = _remove_gpus(free_hardware, gpu_indices)
-        group = GpuGroups(free_hardware, promised_bytes).best(len(gpu_indices))
+        group = GpuGroups(free_hardware, promised_bytes).best_group(len(gpu_indices))
         if group is None:
             return
         gpu_indices = tuple(gpu.index for gpu in group)
@@ -74,7 +74,7 @@ def place_on_groups(
     kind, nodes = engine_kind(plan.engine.kind), []
     for number, group in enumerate(node_groups.groups[: plan.replicas.value]):
         ports = _ports(ports_in_use.get(group[0].name, ()))
-        meeting = Meeting(
+        meeting = Rendezvous(
             len(group),
             plan.data_parallel.value,
             group[0].address or group[0].name,

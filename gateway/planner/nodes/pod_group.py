@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.domain import Plan, Scalar
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 from gateway.engines.registry import engine_kind
 from gateway.planner.flags import arguments
 from gateway.planner.nodes.placement import GROUPS, RENDEZVOUS
@@ -24,7 +24,7 @@ def pod_plan(plan: Plan, leader: str, pod_index: str) -> Plan:
 
     def flags(address: str, node_rank: int) -> dict[str, Scalar]:
         groups, ports = plan.data_parallel.value, first.ports
-        meeting = Meeting(plan.span, groups, address, ports[RENDEZVOUS], ports[GROUPS])
+        meeting = Rendezvous(plan.span, groups, address, ports[RENDEZVOUS], ports[GROUPS])
         return kind.node_flags(meeting, node_rank)
 
     second, third = flags(leader, 1), flags(leader, 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
-from gateway.domain import Plan, Rejected
+from gateway.domain import Plan, RejectedPlan
 
 # Plans of one layout that a decision keeps, the best ones.
 _MAX_PLANS_OF_LAYOUT = 8
@@ -35,9 +35,9 @@ def best_of_layouts(best_plans: Sequence[Plan]) -> list[Plan]:
     return kept_plans
 
 
-def distinct_refusals(rejections: Iterable[Rejected]) -> Iterable[Rejected]:
+def distinct_refusals(rejections: Iterable[RejectedPlan]) -> Iterable[RejectedPlan]:
     """One of the refusals that differ in free memory alone: that with the most memory."""
-    kept_rejections: dict[Hashable, Rejected] = {}
+    kept_rejections: dict[Hashable, RejectedPlan] = {}
     for rejection in rejections:
         subject = (
             str(rejection.engine),
@@ -56,5 +56,5 @@ def distinct_refusals(rejections: Iterable[Rejected]) -> Iterable[Rejected]:
     return kept_rejections.values()
 
 
-def _budget_bytes(rejection: Rejected) -> int:
+def _budget_bytes(rejection: RejectedPlan) -> int:
     return rejection.memory.budget_bytes if rejection.memory is not None else 0

@@ -8,7 +8,7 @@ from itertools import combinations
 from gateway.domain import Cluster, Hardware, ModelSpec, Network, Node
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import PlanningInput, available_bytes
-from gateway.engines.common.span import Span, SpanLayout
+from gateway.engines.common.span import NodeSpan, SpanLayout
 from gateway.engines.common.speed.machine import SpeedTable, node_wire
 from gateway.planner.nodes.kinds import NodeKind
 from gateway.planner.parallel import sufficient_ranks
@@ -26,7 +26,7 @@ class NodeGroups(FrozenRecord, frozen=True):
 
     groups: tuple[tuple[Node, ...], ...]
     machine: Hardware
-    span: Span
+    span: NodeSpan
     promised_bytes: dict[str, int]
 
 
@@ -104,7 +104,7 @@ class Networks:
 
 def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> Iterator[NodeGroups]:
     """All spans of the nodes of one kind."""
-    machine = _keep_free_gpus(kind.hardware.usable(), kind.promised_bytes)
+    machine = _select_free_gpus(kind.hardware.usable(), kind.promised_bytes)
     gpus, limit = len(machine.gpus), inputs.wish.gpus
     if not gpus or len({gpu.name for gpu in machine.gpus}) > 1:
         return
@@ -115,7 +115,7 @@ def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> It
         for network in levels:
             groups = networks.groups(kind.nodes, size, network)
             if groups:
-                span = Span(size, gpus, network, layouts(size, gpus, inputs.spec))
+                span = NodeSpan(size, gpus, network, layouts(size, gpus, inputs.spec))
                 yield _merge_nodes(tuple(groups), machine, span, kind)
 
 
@@ -137,7 +137,7 @@ def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:
     return tuple(result)
 
 
-def _keep_free_gpus(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hardware:
+def _select_free_gpus(machine: Hardware, promised_bytes: Mapping[str, int]) -> Hardware:
     """The machine with the GPUs that have at least half of the room of its emptiest GPU."""
     free_bytes = {gpu.uuid: available_bytes(gpu, promised_bytes) for gpu in machine.gpus}
     max_free_bytes = max(free_bytes.values(), default=0)
@@ -145,7 +145,7 @@ def _keep_free_gpus(machine: Hardware, promised_bytes: Mapping[str, int]) -> Har
 
 
 def _merge_nodes(
-    groups: tuple[tuple[Node, ...], ...], machine: Hardware, span: Span, kind: NodeKind
+    groups: tuple[tuple[Node, ...], ...], machine: Hardware, span: NodeSpan, kind: NodeKind
 ) -> NodeGroups:
     """The nodes of a group as one machine, whose GPUs are numbered node by node."""
     used_indices = [gpu.index for gpu in machine.gpus]

@@ -14,7 +14,7 @@ from gateway.domain.plan import RAM
 from gateway.domain.units import GIB, gib
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.planning_input import available_ram
-from gateway.engines.common.resources import OFFLOAD_FLAG, free_ram_beside
+from gateway.engines.common.resources import OFFLOAD_FLAG, reserved_ram_bytes
 from gateway.engines.common.speed.machine import read_pcie_bytes_s
 
 _PROMPT_TOKENS = 32768
@@ -32,12 +32,12 @@ _MIN_TIMES_CACHE = 1.5
 
 
 def kv_offload(
-    candidate: Candidate, memory: Memory, speed: Speed | None, copies: int, *, sleeps: bool
+    candidate: Candidate, memory: Memory, speed: Speed | None, copies: int, *, has_sleep_mode: bool
 ) -> Choice[int | float]:
     """GiB of RAM; 0: none.
 
     copies: the number of engines of this model on the machine.
-    sleeps: whether it is made so that it can sleep.
+    has_sleep_mode: whether it is made so that it can sleep.
     """
     if OFFLOAD_FLAG in candidate.args:
         size_gib = float(candidate.args[OFFLOAD_FLAG])
@@ -45,7 +45,7 @@ def kv_offload(
         return number_choice(whole_gib, "set by the user", "user")
     if candidate.inputs.wish.goal != "agents":
         return number_choice(0, NOT_FOR_AGENTS, "planner")
-    if reason := _offload_refusal(candidate, sleeps=sleeps):
+    if reason := _offload_refusal(candidate, has_sleep_mode=has_sleep_mode):
         return number_choice(0, reason, f"profile {candidate.engine.ref}")
     link = read_pcie_bytes_s(candidate.gpus[0])
     if link is None or speed is None or not memory.kv_bytes_per_token:
@@ -72,7 +72,7 @@ def kv_offload(
     return number_choice(offload_bytes // GIB, f"{gain}; {_LOSS_WORDS}", "speed model")
 
 
-def _offload_refusal(candidate: Candidate, *, sleeps: bool) -> str:
+def _offload_refusal(candidate: Candidate, *, has_sleep_mode: bool) -> str:
     """Why the engine or this plan cannot have it, or has not been measured with it; "": neither."""
     engine, inputs = candidate.engine, candidate.inputs
     kinds = {group.kind for group in candidate.built_model.attention}
@@ -84,7 +84,10 @@ def _offload_refusal(candidate: Candidate, *, sleeps: bool) -> str:
         (kinds != {"full"}, "only full attention in all layers was measured with it"),
         (bool(inputs.adapters), "untested with LoRA adapters"),
         (bool(candidate.speculation.config), "untested with speculative decoding"),
-        (sleeps or bool(inputs.sharing.leave_reason), "untested with sleep or a model that leaves"),
+        (
+            has_sleep_mode or bool(inputs.sharing.leave_reason),
+            "untested with sleep or a model that leaves",
+        ),
     )
     return next((objection for is_true, objection in reasons if is_true), "")
 
@@ -99,6 +102,6 @@ def _free_ram(candidate: Candidate) -> tuple[int, str]:
     free_bytes = (available_ram(machine, promised_bytes) - _PROGRAM_BYTES) // _RAM_PARTS
     if machine.shm_bytes is None:
         return free_bytes, "RAM"
-    shared_bytes = machine.shm_bytes - free_ram_beside(machine.shm_bytes)
+    shared_bytes = machine.shm_bytes - reserved_ram_bytes(machine.shm_bytes)
     shared_bytes -= promised_bytes.get(RAM, 0)
     return min((free_bytes, "RAM"), (shared_bytes, "shared memory (/dev/shm)"))

@@ -130,7 +130,7 @@ def sleep_choice(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> 
         candidate.args,
         env,
         *evidence,
-        adapters=bool(inputs.adapters),
+        has_adapters=bool(inputs.adapters),
     )
 
 

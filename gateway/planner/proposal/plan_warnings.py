@@ -99,7 +99,7 @@ def _count_skipped_layers(candidate: Candidate, kernel: str) -> int:
         for layer_kernel in candidate.evidence.kernels
         if any(
             refusal.kernel == kernel and refusal.reason == DISABLED_REASON
-            for refusal in layer_kernel.refused
+            for refusal in layer_kernel.refusals
         )
     ]
     return sum(layer_kernel.count for layer_kernel in passed_kernels)
@@ -223,7 +223,7 @@ def _load_warnings(candidate: Candidate) -> list[str]:
             f"Its {parts} are on different GPUs ({names}): {details}. Kernels are listed"
             f" for {candidate.gpus[0].name}."
         )
-    if candidate.inputs.adapters and candidate.inputs.pace:
+    if candidate.inputs.adapters and candidate.inputs.speed_knowledge:
         warnings.append(
             "Its expected speed is that of the model alone; requests to adapters are slower."
         )

@@ -12,7 +12,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from gateway.domain import Decision, ModelForm, ModelSpec, Plan, Quant, Rejected, Wish, WouldFit
+from gateway.domain import (
+    Decision,
+    FitAdvice,
+    ModelForm,
+    ModelSpec,
+    Plan,
+    Quant,
+    RejectedPlan,
+    Wish,
+)
 from gateway.domain.record import FrozenRecord
 from gateway.domain.units import plural
 from gateway.errors import FitserveError
@@ -68,7 +77,7 @@ _LAYOUT_VERDICTS = {"illegal_parallelism", "unsupported_architecture"}
 _CONTEXT_FLAGS = {"max-model-len", "context-length"}
 
 
-class Unplanned(FrozenRecord, frozen=True):
+class UnplannedModel(FrozenRecord, frozen=True):
     """A model without a plan.
 
     decide: the decision for a form and a wish on this machine.
@@ -83,7 +92,7 @@ class Unplanned(FrozenRecord, frozen=True):
     decide_on_empty: Callable[[ModelSpec, Wish], Decision] | None = None
 
 
-def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -> Decision:
+def add_alternatives(decision: Decision, unplanned_model: UnplannedModel, hub: Hub) -> Decision:
     """The decision with `would_fit`, if it has no plan and another form could help."""
     verdicts = {rejection.verdict for rejection in decision.rejected}
     if decision.plans or not verdicts - _CURELESS_VERDICTS:
@@ -91,7 +100,7 @@ def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -
     shorter = _best_shorter_plan(unplanned_model)
     change = _missing_option(unplanned_model, shorter)
     if not verdicts - _FORMLESS_VERDICTS:
-        fit = WouldFit(weights_bytes=0, room_bytes=0, change=change)
+        fit = FitAdvice(weights_bytes=0, room_bytes=0, change=change)
         return decision.evolve(would_fit=fit) if change else decision
     unshared_decision = (
         unplanned_model.decide_on_empty(unplanned_model.spec, unplanned_model.wish)
@@ -101,7 +110,7 @@ def add_alternatives(decision: Decision, unplanned_model: Unplanned, hub: Hub) -
     forms = tuple(_best(_variants(unplanned_model, hub), unplanned_model)) or tuple(
         _best(_other_shapes(unplanned_model, decision), unplanned_model)
     )
-    fit = WouldFit(
+    fit = FitAdvice(
         weights_bytes=_weights(decision),
         # Another form may take less memory besides its weights.
         room_bytes=max([_max_weights_bytes(decision), *(form.weights_bytes for form in forms)]),
@@ -139,13 +148,13 @@ def _max_weights_bytes(decision: Decision) -> int:
     return max([0, *weight_limits])
 
 
-def _rank_count(result: Plan | Rejected) -> int:
-    if isinstance(result, Rejected):
+def _rank_count(result: Plan | RejectedPlan) -> int:
+    if isinstance(result, RejectedPlan):
         return result.tensor_parallel * result.pipeline_parallel * result.data_parallel
     return max(1, len(result.gpus))
 
 
-def _missing_option(unplanned_model: Unplanned, shorter: Plan | None) -> str:
+def _missing_option(unplanned_model: UnplannedModel, shorter: Plan | None) -> str:
     """The first option of the wish without which there is a plan, in words; "": none is. shorter:
     the plan where no context is demanded."""
     wish = unplanned_model.wish
@@ -177,7 +186,7 @@ def _missing_option(unplanned_model: Unplanned, shorter: Plan | None) -> str:
     return f"{change}. For the whole context take {extended}" if extended else change
 
 
-def _extension(unplanned_model: Unplanned) -> str:
+def _extension(unplanned_model: UnplannedModel) -> str:
     """The flag that extends the model's context to the wished one by YaRN, with its plan; "": none
     does. Only plain rotary embeddings are extended.
 
@@ -207,7 +216,7 @@ def _extension(unplanned_model: Unplanned) -> str:
     return ""
 
 
-def _first_plan(unplanned_model: Unplanned, wish: Wish) -> Plan | None:
+def _first_plan(unplanned_model: UnplannedModel, wish: Wish) -> Plan | None:
     try:
         return next(iter(unplanned_model.decide(unplanned_model.spec, wish).plans), None)
     except FitserveError:
@@ -221,7 +230,7 @@ def _plan_words(plan: Plan) -> str:
     return f"{plan.engine} then runs on {device_words} with {context}"
 
 
-def _best_shorter_plan(unplanned_model: Unplanned) -> Plan | None:
+def _best_shorter_plan(unplanned_model: UnplannedModel) -> Plan | None:
     """The best plan where no context is demanded."""
     wish = unplanned_model.wish
     flags = {
@@ -243,7 +252,7 @@ def _free_context(wish: Wish) -> Wish:
 
 
 def _other_shapes(
-    unplanned_model: Unplanned, decision: Decision
+    unplanned_model: UnplannedModel, decision: Decision
 ) -> Iterator[tuple[str, str, Plan]]:
     if unplanned_model.spec.quant is not None:
         return
@@ -258,7 +267,7 @@ def _other_shapes(
             yield shape_text, "", plan
 
 
-def _is_too_large(unplanned_model: Unplanned, decision: Decision, bits: int) -> bool:
+def _is_too_large(unplanned_model: UnplannedModel, decision: Decision, bits: int) -> bool:
     """Whether the weights with this many bits exceed the budget of every layout that is possible.
 
     Then no layout has a plan, and none is looked for. Offloaded weights are in no budget.
@@ -273,7 +282,7 @@ def _is_too_large(unplanned_model: Unplanned, decision: Decision, bits: int) -> 
     )
 
 
-def _variants(unplanned_model: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
+def _variants(unplanned_model: UnplannedModel, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
     """Quantized variants of the repository, as many as are read in time."""
     from concurrent.futures import ThreadPoolExecutor, wait  # not before a repository is read
 
@@ -301,7 +310,7 @@ def _variants(unplanned_model: Unplanned, hub: Hub) -> Iterator[tuple[str, str, 
         readers.shutdown(wait=False, cancel_futures=True)
 
 
-def _best_plans(spec: ModelSpec, unplanned_model: Unplanned) -> Iterator[Plan]:
+def _best_plans(spec: ModelSpec, unplanned_model: UnplannedModel) -> Iterator[Plan]:
     """The best plan of another form, with less context if the wished context never fits."""
     wish = unplanned_model.wish.evolve(source=spec.source, revision=None)
     try:
@@ -313,7 +322,9 @@ def _best_plans(spec: ModelSpec, unplanned_model: Unplanned) -> Iterator[Plan]:
     yield from plans[:1]
 
 
-def _best(forms: Iterable[tuple[str, str, Plan]], unplanned_model: Unplanned) -> list[ModelForm]:
+def _best(
+    forms: Iterable[tuple[str, str, Plan]], unplanned_model: UnplannedModel
+) -> list[ModelForm]:
     """The forms with the wished context and sound kernels first, then by the most weights kept."""
     goal_context = wanted_context(unplanned_model.spec, unplanned_model.wish, {})
     ranked = sorted(
@@ -326,7 +337,7 @@ def _best(forms: Iterable[tuple[str, str, Plan]], unplanned_model: Unplanned) ->
     )
     return [
         ModelForm(
-            what=change or plan.quantization.value,
+            quantization=change or plan.quantization.value,
             source=source,
             weights_bytes=plan.memory.weights_bytes * _rank_count(plan),
             context=plan.max_model_len.value,

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from gateway.planner.service.messages import LENGTH
 
 
-def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
     """The pipes of requests and answers.
 
     The pipes are copies, so that no print mixes with answers and no input reads requests.

@@ -62,7 +62,7 @@ def model_files(
 
 
 class EngineCheck:
-    """The check of one decision: `ask` the engine of the best plan and decide again, until `ask`
+    """The check of one decision: ask the engine of the best plan and decide again, until `query`
     returns False. A plan whose sizes an answer changed is asked about once more.
 
     A decision stands as forecast if its engine cannot be asked; `problems` says why, by engine.
@@ -90,19 +90,19 @@ class EngineCheck:
     def outcome(self) -> InquiryResult:
         return InquiryResult(self.answers, self.problems, self.pins)
 
-    async def ask(self, questions: Sequence[OpenQuestions]) -> bool:
+    async def query(self, questions: Sequence[OpenQuestions]) -> bool:
         """Ask the first of these engines that can be asked; False: none has a new answer."""
         for open_questions in questions:
             name = str(open_questions.engine)
-            if name not in self.problems and await self._ask_engine(name, open_questions):
+            if name not in self.problems and await self._query_engine(name, open_questions):
                 return True
         return False
 
     async def report(self, gaps: Sequence[RuleGap]) -> None:
         """Record where answers contradict the rules."""
-        await self._inquirer.note_contradictions(gaps)
+        await self._inquirer.record_contradictions(gaps)
 
-    async def _ask_engine(self, name: str, open_questions: OpenQuestions) -> bool:
+    async def _query_engine(self, name: str, open_questions: OpenQuestions) -> bool:
         """Ask an engine. Returns whether an answer is new; if not, `problems` says why."""
         capability = open_questions.questions[0].capability
         try:

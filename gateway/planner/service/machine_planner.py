@@ -70,12 +70,12 @@ class MachinePlanner:
         return wish.evolve(gpus=tuple(dict.fromkeys(uuids.get(name, name) for name in wish.gpus)))
 
     async def plan(self, request: PlanRequest) -> PlanResult:
-        return await self._ask(request, waits=True)
+        return await self._request_plan(request, may_wait=True)
 
     async def preview(self, request: PlanRequest) -> PlanResult:
-        return await self._ask(request, waits=False)
+        return await self._request_plan(request, may_wait=False)
 
-    async def _ask(self, request: PlanRequest, *, waits: bool) -> PlanResult:
+    async def _request_plan(self, request: PlanRequest, *, may_wait: bool) -> PlanResult:
         if request.wish.source is None:
             raise BadModel(
                 f"The model {request.wish.name} is an endpoint; there is nothing to plan.",
@@ -84,7 +84,7 @@ class MachinePlanner:
         if request.machine is None and not request.machine_name:
             request = await self._add_machine(request)
         facts = await asyncio.to_thread(self.facts)
-        return await self.process.ask(request, facts, waits=waits)
+        return await self.process.request_plan(request, facts, may_wait=may_wait)
 
     async def check(
         self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
@@ -120,7 +120,7 @@ class MachinePlanner:
             problems=problems,
             pins=request.pins,
         )
-        while await check.ask(result.questions):
+        while await check.query(result.questions):
             answers = (*request.answers, *check.answers.items())
             result = await self._plan_for_check(
                 replace(request, answers=answers, include_files=False)

@@ -23,7 +23,7 @@ from gateway.models.catalog.hub_search import (
     quantized_variants,
     search_hub,
 )
-from gateway.models.media import media_of
+from gateway.models.media import read_media
 from gateway.planner.comparison import gpus_of
 from gateway.planner.refusal_words import cause
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, shortcomings, wanted_context
@@ -264,7 +264,7 @@ class ModelFinder:
         if self._use == "embed":
             return spec.task == "embed"
         chats = spec.task == "generate" and spec.chat_template is not None
-        return chats and (self._use != "vision" or "image" in media_of(spec.config))
+        return chats and (self._use != "vision" or "image" in read_media(spec.config))
 
     def _judge_one(self, model: FoundModel, spec: ModelSpec | FitserveError) -> JudgedModel:
         judged_model = JudgedModel(model.name, model.source, model.base or model.name)

@@ -36,12 +36,12 @@ from gateway.errors import FitserveError, NeedsRemoteCode
 from gateway.models.adapter import check_base
 from gateway.models.catalog.catalog import (
     CheckpointFiles,
+    build_spec,
     check_weights,
     gather,
     load,
     load_adapter,
     load_drafter,
-    spec_of,
 )
 from gateway.models.catalog.hub import Hub
 from gateway.models.drafter import Drafter
@@ -49,7 +49,7 @@ from gateway.planner.comparison import gpu_choice
 from gateway.planner.decide import decide
 from gateway.planner.parallel import drop_engines, free_bytes_by_gpu
 from gateway.planner.refusal_words import held_by, refusal_lines
-from gateway.planner.service.alternatives import Unplanned, add_alternatives
+from gateway.planner.service.alternatives import UnplannedModel, add_alternatives
 from gateway.planner.service.startable import Startable
 from gateway.planner.sizes import needed_tokens, wanted_context
 from gateway.profiles.profiles import Profiles
@@ -72,7 +72,7 @@ class WishedModel(NamedTuple):
             allow_remote_code=wish.policy.allow_remote_code,
             hub=hub,
         )
-        spec = spec_of(files)
+        spec = build_spec(files)
         drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
         adapters = tuple(load_adapter(name, source, hub=hub) for name, source in wish.loras.items())
         for adapter in adapters:
@@ -126,7 +126,7 @@ class ModelPlanner:
             promised_bytes=request.promised_bytes,
             gpus=profiles.gpus,
             answers=dict(request.answers),
-            pace=profiles.pace,
+            speed_knowledge=profiles.pace,
             parsers=profiles.parsers,
             global_env=self._engine_env,
             sharing=request.sharing._replace(plan_to_restore=None),
@@ -186,7 +186,7 @@ class ModelPlanner:
         gpu_facts = [fact for fact in facts if fact.kind == "machine_speed"]
         tables = client_traffic.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
         kind = engine_kind(engine.kind)
-        clock = client_traffic.clock_of(
+        clock = client_traffic.build_clock(
             plan=running_traffic.plan,
             spec=spec,
             engine=engine,
@@ -314,14 +314,14 @@ class ModelPlanning(FrozenRecord, frozen=True):
         plan = self.request.sharing.plan_to_restore
         if plan is None:
             return None
-        from gateway.planner.sharing.restore import keep_if_unchanged, wish_for_restore
+        from gateway.planner.sharing.restore import restore_decision, wish_for_restore
 
         wish = wish_for_restore(self.base.wish, plan)
         try:
             engines = self.profiles.engines_for(self.base.hardware, wish.engines, wish.image)
             if self.startable is not None:
                 engines, _ = self.startable.split_startable(engines)
-            return keep_if_unchanged(
+            return restore_decision(
                 self.decide(engines, wish=wish, sharing=self.request.sharing), plan
             )
         except FitserveError:
@@ -371,7 +371,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
         # The wish does not keep the commits of variants.
         hub = self.hub.pin_commits({})
-        unplanned_model = Unplanned(
+        unplanned_model = UnplannedModel(
             inputs.spec,
             inputs.wish,
             decide_form,
@@ -383,7 +383,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
 def _fitting_engines(engines: Sequence[Engine], machine: Hardware) -> Sequence[Engine]:
     """The engines with a device on this machine."""
-    if any(gpu.kept is None for gpu in machine.gpus):
+    if any(gpu.reservation_reason is None for gpu in machine.gpus):
         return engines
     return [engine for engine in engines if engine.device == "cpu"]
 

@@ -16,7 +16,7 @@ _CONTEXTS = (32768, 16384, 8192, 4096, 2048)
 
 
 @dataclass
-class _Seat:
+class _PlannedModel:
     """A model with its plan.
 
     cap: the most bytes that it may take, for the sake of others.
@@ -46,7 +46,7 @@ class _Seat:
 
 
 @dataclass
-class Neighbourhood:
+class JointPlanning:
     """A machine whose models are planned together.
 
     decide: the decision for a request.
@@ -56,7 +56,7 @@ class Neighbourhood:
     decide: Callable[[PlanRequest], Decision]
     name: str
     machine: Hardware
-    _seats: list[_Seat] = field(default_factory=list)
+    _seats: list[_PlannedModel] = field(default_factory=list)
 
     def plan(self, wishes: Sequence[Wish]) -> list[Decision]:
         """A decision for each wish, in their order.
@@ -65,11 +65,11 @@ class Neighbourhood:
         plans shrink. Each takes few GPUs unless its wish names them.
         """
         self._seats.clear()
-        for wish in named_apart(wishes):
+        for wish in make_names_unique(wishes):
             sharing_wish = wish.evolve(gpus="few") if wish.gpus is None else wish
-            seat = _Seat(sharing_wish, self._decide(sharing_wish))
+            seat = _PlannedModel(sharing_wish, self._decide(sharing_wish))
             self._seats.append(seat)
-            self._shrink(seat.decision.takes, wish.name)
+            self._shrink(seat.decision.taken_offers, wish.name)
         return [seat.decision for seat in self._seats]
 
     def advice(self, wishes: Sequence[Wish], decisions: Sequence[Decision]) -> str:
@@ -94,7 +94,7 @@ class Neighbourhood:
             seat.decision = self._decide(seat.wish, seat)
             seat.kept_bytes = None
 
-    def _decide(self, wish: Wish, seat: _Seat | None = None) -> Decision:
+    def _decide(self, wish: Wish, seat: _PlannedModel | None = None) -> Decision:
         """The decision next to the other models. seat: the model's seat, if it has one."""
         neighbours = [neighbour for neighbour in self._seats if neighbour is not seat]
         promised_bytes = sum_promises(
@@ -117,7 +117,7 @@ class Neighbourhood:
         return self.decide(request)
 
 
-def named_apart(wishes: Iterable[Wish]) -> list[Wish]:
+def make_names_unique(wishes: Iterable[Wish]) -> list[Wish]:
     """The wishes with names of their own, after their sources: `a`, `a-2`."""
     wish_by_name: dict[str, Wish] = {}
     for wish in wishes:

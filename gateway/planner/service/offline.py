@@ -224,7 +224,7 @@ class OfflinePlanner:
         model = model_files(files.config, files.tensors, files.quant_files)
         check = EngineCheck(inquirer, machine, model, REQUESTED_LIMIT_S)
         decision = planning.decide()
-        while await check.ask(open_questions(decision)):
+        while await check.query(open_questions(decision)):
             decision = planning.decide(answers=check.answers)
         await check.report(decision.gaps)
         plans = tuple(plan.evolve(engine=exact(plan.engine, check.pins)) for plan in decision.plans)

@@ -66,15 +66,15 @@ class PlanProcess:
         self._turn = asyncio.Lock()
         self._waiting_count = 0
 
-    async def ask(
-        self, request: PlanRequest, facts: Sequence[str], *, waits: bool = True
+    async def request_plan(
+        self, request: PlanRequest, facts: Sequence[str], *, may_wait: bool = True
     ) -> PlanResult:
         """The result. facts: JSON of each.
 
-        waits: however many requests are queued. Raises the child's error, BadModel, or Busy.
+        may_wait: however many requests are queued. Raises the child's error, BadModel, or Busy.
         """
         source = request.wish.source or ""
-        if self._waiting_count > MAX_WAITING_PLANS and not waits:
+        if self._waiting_count > MAX_WAITING_PLANS and not may_wait:
             raise Busy(
                 f"The planner is busy: {MAX_WAITING_PLANS} requests are queued.",
                 hint="Try again in a minute.",

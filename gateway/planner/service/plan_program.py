@@ -25,7 +25,7 @@ from gateway.errors import BadModel
 from gateway.models.catalog.hub import Hub
 from gateway.planner.engine_answers import open_questions
 from gateway.planner.refusal_words import no_plan_reason
-from gateway.planner.service.child_pipes import read_request_frame, take_pipes
+from gateway.planner.service.child_pipes import claim_pipes, read_request_frame
 from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.messages import (
     DECISION_BYTES,
@@ -114,7 +114,7 @@ class PlanWorker:
             gaps=decision.gaps,
             rival=planning.rival(decision),
             commits=hub.resolved_commits,
-            needed_offers=decision.takes,
+            needed_offers=decision.taken_offers,
             learned=planning.learned_facts,
             unconfirmed_repos=tuple(sorted(hub.unconfirmed_repos)),
             template=template.text if template.digest and template.text else "",
@@ -180,7 +180,7 @@ def main() -> None:
     """Answer requests until stdin closes."""
     gc.set_threshold(_OBJECTS)
     limit_process(PROCESSOR_S)
-    requests, answers = take_pipes()
+    requests, answers = claim_pipes()
     request_queue: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests, request_queue), daemon=True).start()
     worker = PlanWorker(WorkerConfig.read(request_queue.get()[0]))

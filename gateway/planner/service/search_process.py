@@ -51,7 +51,7 @@ class SearchProcess:
                 retry_after_s=30,
             )
         self._waiting_count += 1
-        self._note(name, SearchProgress())
+        self._record(name, SearchProgress())
         try:
             async with self._turn:
                 return await self._exchange(pack([SEARCH_REQUEST.dump_json(request)]), name)
@@ -59,7 +59,7 @@ class SearchProcess:
             self._waiting_count -= 1
             self._progress.pop(name, None)
 
-    def _note(self, name: str, progress: SearchProgress) -> None:
+    def _record(self, name: str, progress: SearchProgress) -> None:
         if name:
             self._progress[name] = progress
 
@@ -70,7 +70,7 @@ class SearchProcess:
 
     async def _exchange(self, message: bytes, name: str) -> dict[str, Any]:
         """Send the message to a new child, and read its progress and answer."""
-        self._note(name, SearchProgress("searching"))
+        self._record(name, SearchProgress("searching"))
         child = self._child = await start_child(_PROGRAM, self._config)
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -78,7 +78,7 @@ class SearchProcess:
                 child.stdin.write(message)
                 await child.stdin.drain()
                 while isinstance(head := json.loads(await read_frame(child)), dict):
-                    self._note(name, SearchProgress(**head))
+                    self._record(name, SearchProgress(**head))
                 answer = PlanAnswer(*head)
                 models: dict[str, Any] = json.loads(await read_frame(child))
         except TimeoutError:

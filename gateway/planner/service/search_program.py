@@ -17,7 +17,7 @@ from gateway.domain.units import gib
 from gateway.errors import BadModel
 from gateway.models.catalog.hub import Hub
 from gateway.planner.parallel import drop_engines
-from gateway.planner.service.child_pipes import read_request_frame, take_pipes
+from gateway.planner.service.child_pipes import claim_pipes, read_request_frame
 from gateway.planner.service.messages import (
     MEMORY_BYTES,
     SEARCH_REQUEST,
@@ -114,17 +114,17 @@ def answer_frames(
 def main() -> None:
     """Answer one search."""
     limit_process(_PROCESSOR_S)
-    requests, answers = take_pipes()
+    requests, answers = claim_pipes()
     config = WorkerConfig.read(read_request_frame(requests))
     request = SEARCH_REQUEST.validate_json(read_request_frame(requests))
-    threading.Thread(target=_end_with_gateway, args=(requests,), daemon=True).start()
+    threading.Thread(target=_stop_with_gateway, args=(requests,), daemon=True).start()
     answers.write(pack(answer_frames(config, request, ProgressFrames(answers))))
     answers.flush()
     # Threads that still read from a slow Hub do not keep the process.
     os._exit(0)
 
 
-def _end_with_gateway(requests: BinaryIO) -> None:
+def _stop_with_gateway(requests: BinaryIO) -> None:
     """End the process when the gateway closes its pipe, or ends."""
     requests.read()
     os._exit(0)

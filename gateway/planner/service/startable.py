@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.domain import Decision, Engine, EngineHere, Wish
+from gateway.domain import Decision, Engine, EngineAvailability, Wish
 from gateway.domain.image_name import AllowedImages
 from gateway.errors import FitserveError, NoPlan
 from gateway.machine.environment import is_installed
-from gateway.planner.explain import more_of
+from gateway.planner.explain import gain_over
 
 
 class Startable(NamedTuple):
@@ -71,24 +71,26 @@ class Startable(NamedTuple):
             plans = ()
         best_plan = decision.plans[0] if decision.plans else None
         rows = [
-            EngineHere(
-                engine=engine.ref, here=True, why=self._start_refusal(engine, is_startable=True)
+            EngineAvailability(
+                engine=engine.ref,
+                is_available=True,
+                reason=self._start_refusal(engine, is_startable=True),
             )
             for engine in installed_engines
         ]
         for engine in uninstalled_engines:
             first = next((plan for plan in plans if str(plan.engine) == engine.ref), None)
             gain, text = (
-                more_of(best_plan, first, wish.goal) if first is not None else (None, "no plan")
+                gain_over(best_plan, first, wish.goal) if first is not None else (None, "no plan")
             )
             rows.append(
-                EngineHere(
+                EngineAvailability(
                     engine=engine.ref,
-                    here=False,
-                    why=self._start_refusal(engine, is_startable=False),
-                    do=self._start_cure(engine),
+                    is_available=False,
+                    reason=self._start_refusal(engine, is_startable=False),
+                    remedy=self._start_cure(engine),
                     gain=gain,
-                    gives=text,
+                    gain_text=text,
                 )
             )
         return decision.evolve(engines=tuple(rows))

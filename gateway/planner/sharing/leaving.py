@@ -16,7 +16,7 @@ from gateway.diagnosis.facts.sleep import expected_bytes
 from gateway.domain import Attempt, Hardware, Offer, Plan
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.planning_input import driver_bytes
-from gateway.engines.common.resources import free_ram_beside
+from gateway.engines.common.resources import reserved_ram_bytes
 from gateway.planner.sharing.offers import bytes_given, minimal_offers
 
 # Part of the weights and KV cache that an offer promises: a little less comes back.
@@ -29,7 +29,7 @@ def sleep_refusal(plan: Plan, machine: Hardware) -> str:
     """Why the free RAM cannot hold the weights of the sleeping engine; "": it can."""
     needed_bytes = plan.memory.weights_bytes * max(1, len(plan.gpus))
     free_bytes = machine.ram_available_bytes
-    if needed_bytes + free_ram_beside(machine.ram_total_bytes) <= free_bytes:
+    if needed_bytes + reserved_ram_bytes(machine.ram_total_bytes) <= free_bytes:
         return ""
     return (
         f"its weights take {gib(needed_bytes)} of RAM, and {gib(free_bytes)} of"
@@ -37,7 +37,7 @@ def sleep_refusal(plan: Plan, machine: Hardware) -> str:
     )
 
 
-class Leaver(NamedTuple):
+class EvictionCandidate(NamedTuple):
     """A copy of a model that could leave.
 
     copies: number of copies of the model.
@@ -62,13 +62,15 @@ class Leaver(NamedTuple):
         return Offer(
             model=self.model,
             replica=self.replica,
-            how=way,
-            gives=dict(given_bytes),
+            kind=way,
+            bytes_by_gpu=dict(given_bytes),
             words=f"{self.copy_label}{text}, until {end_condition}",
         )
 
 
-def leave_offers(awake_copies: Iterable[Leaver], asleep_copies: Iterable[Leaver]) -> list[Offer]:
+def leave_offers(
+    awake_copies: Iterable[EvictionCandidate], asleep_copies: Iterable[EvictionCandidate]
+) -> list[Offer]:
     """The offers to sleep or stop, in the order in which they are taken.
 
     Models that can sleep offer that first. Stops come last, those of sleeping models first.
@@ -113,7 +115,7 @@ def bytes_promised_away(
 
 def bytes_occupied(attempt: Attempt, machine: Hardware) -> dict[str, int]:
     """Bytes that a sleeping engine gave and that are not free now, by GPU UUID."""
-    freed_bytes = attempt.asleep.gave if attempt.asleep is not None else None
+    freed_bytes = attempt.asleep.freed_bytes if attempt.asleep is not None else None
     free_by_gpu = {
         gpu.uuid: gpu.total_bytes or 0 if gpu.free_bytes is None else gpu.free_bytes
         for gpu in machine.gpus

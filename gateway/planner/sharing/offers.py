@@ -31,7 +31,7 @@ def bytes_given(offers: Iterable[Offer]) -> dict[str, int]:
     """
     largest_gifts: dict[tuple[str, int, str], int] = {}
     for offer in offers:
-        for uuid, count in offer.gives.items():
+        for uuid, count in offer.bytes_by_gpu.items():
             key = offer.model, offer.replica, uuid
             largest_gifts[key] = max(count, largest_gifts.get(key, 0))
     return sum_promises((uuid, count) for (_, _, uuid), count in largest_gifts.items())
@@ -44,9 +44,10 @@ def gift_bytes(offers: Iterable[Offer]) -> dict[str, int]:
     next to it. The memory of a model that is unloaded serves every waiting model, so it is not
     reserved.
     """
-    surplus = [offer for offer in offers if offer.how == "surplus"]
+    surplus = [offer for offer in offers if offer.kind == "surplus"]
     return {
-        uuid: count + max(offer.beside for offer in surplus if uuid in offer.gives)
+        uuid: count
+        + max(offer.free_bytes_without_offer for offer in surplus if uuid in offer.bytes_by_gpu)
         for uuid, count in bytes_given(surplus).items()
     }
 
@@ -78,12 +79,12 @@ def decide_with_offers(
     search = _OfferSearch(decide, context, free_bytes)
     best_offers: tuple[Offer, ...] = ()
     if any(search.losses(best_offers)):
-        surplus = [offer for offer in offers if offer.how == "surplus"]
+        surplus = [offer for offer in offers if offer.kind == "surplus"]
         best_offers = search.improve(best_offers, surplus)
     # No model stops for a longer context, only for a plan at all.
     if all(search.losses(best_offers)):
         best_offers = search.improve(best_offers, offers)
-    return search.decision(best_offers).evolve(takes=best_offers)
+    return search.decision(best_offers).evolve(taken_offers=best_offers)
 
 
 class _OfferSearch:
@@ -132,17 +133,17 @@ class _OfferSearch:
         fewest_offers = list(offers[:low])
         # Offers on other GPUs than the plan's are dropped immediately.
         gpus = set(self.decision(fewest_offers).plans[0].devices)
-        on_gpus = [offer for offer in fewest_offers if gpus & offer.gives.keys()]
+        on_gpus = [offer for offer in fewest_offers if gpus & offer.bytes_by_gpu.keys()]
         fewest_offers = on_gpus if self.losses(on_gpus) <= goal else fewest_offers
         minimal = minimal_offers(fewest_offers, lambda offers: self.losses(offers) <= goal)
         if len(minimal) < 2:
             return minimal
         # A copy that shrinks would restart. Where its whole memory suffices, only this copy leaves.
-        shrinking = {(offer.model, offer.replica) for offer in minimal if offer.how == "surplus"}
+        shrinking = {(offer.model, offer.replica) for offer in minimal if offer.kind == "surplus"}
         leaving_offers = (
             offer
             for offer in offers
-            if offer.how != "surplus" and (offer.model, offer.replica) in shrinking
+            if offer.kind != "surplus" and (offer.model, offer.replica) in shrinking
         )
         return next(((offer,) for offer in leaving_offers if self.losses([offer]) <= goal), minimal)
 
@@ -154,16 +155,21 @@ class _OfferSearch:
         need = plan.memory.promised_bytes + _ROUNDED_HUNDREDTHS * plan.memory.gpu_bytes // 100
         missing_bytes = {uuid: need - free_bytes.get(uuid, 0) for uuid in plan.gpus}
         parts: list[Offer] = []
-        for offer in sorted(best_offers, key=lambda offer: offer.how == "surplus"):
+        for offer in sorted(best_offers, key=lambda offer: offer.kind == "surplus"):
             count = max(
-                (min(size, missing_bytes.get(uuid, 0)) for uuid, size in offer.gives.items()),
+                (
+                    min(size, missing_bytes.get(uuid, 0))
+                    for uuid, size in offer.bytes_by_gpu.items()
+                ),
                 default=0,
             )
-            if offer.how != "surplus" or count > 0:
-                beside_bytes = max(0, min(free_bytes.get(uuid, 0) for uuid in offer.gives))
-                parts.append(partial_offer(offer, count).evolve(beside=beside_bytes))
+            if offer.kind != "surplus" or count > 0:
+                beside_bytes = max(0, min(free_bytes.get(uuid, 0) for uuid in offer.bytes_by_gpu))
+                parts.append(
+                    partial_offer(offer, count).evolve(free_bytes_without_offer=beside_bytes)
+                )
                 missing_bytes = {
-                    uuid: size - parts[-1].gives.get(uuid, 0)
+                    uuid: size - parts[-1].bytes_by_gpu.get(uuid, 0)
                     for uuid, size in missing_bytes.items()
                 }
         plans = self.decision(parts).plans

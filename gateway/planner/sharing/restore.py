@@ -3,7 +3,7 @@
 interrupted_plan(attempts)            the plan that served until then; None: another failure between
 plan_to_restore(plan, cap)            the same, if the copy may have it back
 wish_for_restore(wish, plan)          the wish for this engine on these GPUs
-keep_if_unchanged(decision, plan)     the decision, if the copy gets its place back
+restore_decision(decision, plan)      the decision, if the copy gets its place back
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def wish_for_restore(wish: Wish, plan: Plan) -> Wish:
     return wish.evolve(engines=(str(plan.engine),), gpus=plan.gpus, replicas=plan.replicas.value)
 
 
-def keep_if_unchanged(decision: Decision, plan: Plan) -> Decision | None:
+def restore_decision(decision: Decision, plan: Plan) -> Decision | None:
     """The decision if its best plan has the place of `plan`, with as much memory or less.
 
     Facts that were learned since may change sizes. None: the model runs in another way, whose sizes

@@ -60,8 +60,8 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
             continue
         offer = Offer(
             model=wish.name,
-            how="surplus",
-            gives=dict.fromkeys(plan.gpus, offered_bytes),
+            kind="surplus",
+            bytes_by_gpu=dict.fromkeys(plan.gpus, offered_bytes),
             replica=replica,
             keeps=memory.promised_bytes - offered_bytes,
             tokens=math.floor(
@@ -69,8 +69,8 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
                 * memory.kv_tokens
                 / memory.kv_bytes
             ),
-            of_tokens=memory.kv_tokens,
-            of_bytes=memory.kv_bytes,
+            cache_tokens_before=memory.kv_tokens,
+            cache_bytes_before=memory.kv_bytes,
             context=context,
             words="",
         )
@@ -80,13 +80,14 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
 
 def partial_offer(offer: Offer, count: int) -> Offer:
     """The offer of `count` bytes of each GPU instead of all."""
-    offered_bytes = max(offer.gives.values())
-    if offer.how != "surplus" or count >= offered_bytes:
+    offered_bytes = max(offer.bytes_by_gpu.values())
+    if offer.kind != "surplus" or count >= offered_bytes:
         return offer
     smaller = offer.evolve(
-        gives=dict.fromkeys(offer.gives, count),
+        bytes_by_gpu=dict.fromkeys(offer.bytes_by_gpu, count),
         keeps=offer.keeps + offered_bytes - count,
-        tokens=offer.tokens + (offered_bytes - count) * offer.of_tokens // offer.of_bytes,
+        tokens=offer.tokens
+        + (offered_bytes - count) * offer.cache_tokens_before // offer.cache_bytes_before,
     )
     return smaller.evolve(words=_offer_text(smaller))
 
@@ -104,11 +105,12 @@ def cap_after_giving(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
 def _offer_text(offer: Offer) -> str:
     remaining_text, total = (
         f"{tokens / offer.context:.1f}".removesuffix(".0")
-        for tokens in (offer.tokens, offer.of_tokens)
+        for tokens in (offer.tokens, offer.cache_tokens_before)
     )
     return (
         f"{offer.model}{f' (copy {offer.replica + 1})' if offer.replica else ''} gives"
-        f" {gib(max(offer.gives.values()))} of KV cache, room for {remaining_text} of {total}"
+        f" {gib(max(offer.bytes_by_gpu.values()))} of KV cache, room for {remaining_text} of"
+        f" {total}"
         f" requests of {offer.context:,} tokens stays"
     )
 

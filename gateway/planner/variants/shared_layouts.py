@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.engines.common.layers.build import build, loaded_as
+from gateway.engines.common.layers.build import build, set_method
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.models.experts import ExpertTraits, expert_traits
@@ -31,5 +31,5 @@ class SharedLayouts:
         """
         key = traits, quantization
         if key not in self._built_models:
-            self._built_models[key] = build(loaded_as(self.inputs.spec, quantization), traits)
+            self._built_models[key] = build(set_method(self.inputs.spec, quantization), traits)
         return self._built_models[key]

@@ -78,9 +78,12 @@ class VariantKernels:
         variant: Variant,
         gpu_bytes: int,
         *,
-        drafts: bool = False,
+        has_drafter: bool = False,
     ) -> tuple[LayerAttention, ...]:
-        """The backend of attention layers, on one rank. drafts: the layers are those that draft."""
+        """The backend of attention layers, on one rank.
+
+        has_drafter: the layers are those that draft.
+        """
         if not rank.capability:
             return ()
         key = (
@@ -91,11 +94,11 @@ class VariantKernels:
             rank.capability,
             variant.backends,
             gpu_bytes,
-            drafts,
+            has_drafter,
         )
         if key not in self._backends:
             spec, args = self.inputs.spec, {**dict(variant.backends), **self.canonical}
-            if drafts:
+            if has_drafter:
                 rows = self.rules.drafter_attention(groups, rank, spec, self.inputs.drafter, args)
             else:
                 rows = self.rules.layer_attention(groups, rank, spec, args, gpu_bytes)

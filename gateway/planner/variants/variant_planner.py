@@ -10,13 +10,13 @@ from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.built_model import BuiltModel, drop_tower, replicate_tower
 from gateway.engines.common.quantization.block import UnknownScheme
-from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, VariantEvidence
 from gateway.engines.common.speculative.speculative import DraftTarget, drop_drafter, speculate
 from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.engines.common.variant import Variant
 from gateway.errors import BadModel
-from gateway.planner.engine_answers import evidence_of, gaps
+from gateway.planner.engine_answers import gaps, read_evidence
 from gateway.planner.gates.gpu_gates import (
     gate_balance,
     gate_devices,
@@ -32,7 +32,7 @@ from gateway.planner.media import drop_media
 from gateway.planner.propose import propose, question
 from gateway.planner.rehearsed_start import is_proven, missing_stages, start_refusal
 from gateway.planner.sizes import Batch
-from gateway.planner.sizing import batch_of, sizes
+from gateway.planner.sizing import choose_batch, sizes
 from gateway.planner.variants.variant_kernels import VariantKernels
 
 # The speculation and the evidence of a variant that has only GPUs yet.
@@ -64,55 +64,55 @@ class VariantPlanner:
         """
         try:
             gate_model(self.inputs, self.engine, self.rules)
-        except Refused as refusal:
+        except RefusalError as refusal:
             if refusal.verdict != "unsupported_architecture" or not stands_in(
                 self.inputs.spec, self.engine
             ):
                 raise
             try:
                 placed_candidate = self.place(first)
-            except Refused:
+            except RefusalError:
                 raise refusal from None
             open_question = question(
-                placed_candidate, batch_of(placed_candidate), self._variant_environment(first)
+                placed_candidate, choose_batch(placed_candidate), self._variant_environment(first)
             )
             answer = self.inputs.answers.get(open_question)
             if answer is None:
-                raise refusal.open(open_question) from None
-            if answer.refused:
+                raise refusal.copy_with_question(open_question) from None
+            if answer.refusal_text:
                 raise refusal.quote_engine(answer) from None
 
     def plan(self, variant: Variant) -> Plan:
         """The plan of the variant, through all gates.
 
-        Raises Refused with everything that was computed until then as its evidence.
+        Raises RefusalError with everything that was computed until then as its evidence.
         """
         placed_candidate = self.place(variant)
-        batch = batch_of(placed_candidate)
+        batch = choose_batch(placed_candidate)
         ask = partial(question, placed_candidate, batch, self._variant_environment(variant))
         answer = self.inputs.answers.get(ask()) if self.inputs.answers else None
-        refusal: Refused | None = None
+        refusal: RefusalError | None = None
         try:
             candidate = self._predict_kernels(placed_candidate)
-        except Refused as error:
+        except RefusalError as error:
             if answer is None:
-                raise error.open(ask()) from None
+                raise error.copy_with_question(ask()) from None
             candidate, refusal = placed_candidate, error
         if answer is not None:
             self.gaps += gaps(ask(), candidate, refusal, answer)
-        if answer is not None and not answer.refused:
+        if answer is not None and not answer.refusal_text:
             return self._plan_by_answer(candidate, batch, answer, ask)
         try:
             plan = self._sized_plan(candidate, batch).evolve(question=ask())
-        except Refused as error:
+        except RefusalError as error:
             if answer is None and self._is_open(error):
-                raise error.open(ask()) from None
+                raise error.copy_with_question(ask()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
             raise error.quote_engine(answer) from None
         if answer is not None:
-            raise Refused(
-                "engine_refuses", answer.refused, answer.source, evidence=candidate.evidence
+            raise RefusalError(
+                "engine_refuses", answer.refusal_text, answer.source, evidence=candidate.evidence
             )
         return plan
 
@@ -123,53 +123,55 @@ class VariantPlanner:
         answer: EngineAnswer,
         ask: Callable[..., Question],
     ) -> Plan:
-        """The plan of a candidate that the engine takes. Raises Refused.
+        """The plan of a candidate that the engine takes. Raises RefusalError.
 
         ask: makes the question for sizes that the answer has not proven.
         """
-        checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
+        checked = candidate.evolve(evidence=read_evidence(answer, candidate.evidence))
         plan = self._sized_plan(checked, batch)
         if text := start_refusal(plan, answer):
             evidence = checked.evidence.add_sizes(plan.memory)
-            raise Refused("engine_refuses", text, answer.source, evidence=evidence)
+            raise RefusalError("engine_refuses", text, answer.source, evidence=evidence)
         plan = plan.evolve(unrehearsed=missing_stages(plan, answer))
         # Sizes that the answer changed are rehearsed once more.
         return plan if is_proven(plan, answer) else plan.evolve(question=ask())
 
-    def _is_open(self, refusal: Refused) -> bool:
+    def _is_open(self, refusal: RefusalError) -> bool:
         """Whether the engine itself could take the refused variant. A guess about sizes refuses
         only a model that the engine was asked about."""
         is_unsure = bool(self.inputs.spec.guessed) or refusal.verdict == "unsupported_quantization"
         return is_unsure or refusal.verdict in _KERNEL_VERDICTS
 
     def _sized_plan(self, candidate: Candidate, batch: Batch) -> Plan:
-        """The plan of a candidate with known kernels. Raises Refused.
+        """The plan of a candidate with known kernels. Raises RefusalError.
 
         batch: the batch without the drafter.
         """
         evidence, facts = candidate.evidence, self.inputs.facts
-        refusal: Refused | None = None
+        refusal: RefusalError | None = None
         try:
             gate_kernels(evidence, self.engine, facts, candidate.rank.capability or None)
-        except Refused as error:
+        except RefusalError as error:
             refusal = error
         # A variant without a kernel is sized too: its refusal also shows the memory it would need.
         try:
             plan = self._propose(candidate, batch)
-        except Refused as error:
-            raise (refusal or error).knowing(evidence.add_sizes(error.evidence.memory)) from None
+        except RefusalError as error:
+            raise (refusal or error).copy_with_evidence(
+                evidence.add_sizes(error.evidence.memory)
+            ) from None
         if refusal is not None:
-            raise refusal.knowing(evidence.add_sizes(plan.memory))
+            raise refusal.copy_with_evidence(evidence.add_sizes(plan.memory))
         try:
             return self._apply_facts(plan)
-        except Refused as error:
+        except RefusalError as error:
             if plan.speculation.value == "none":
                 raise
             # Drafting is optional, and may be the part that failed.
             return self._apply_facts(self._plan_target(candidate, error))
 
     def place(self, variant: Variant) -> Candidate:
-        """The variant on its GPUs, without kernels and sizes. Raises Refused."""
+        """The variant on its GPUs, without kernels and sizes. Raises RefusalError."""
         inputs, engine = self.inputs, self.engine
         built_model = self._build_layers(variant)
         if variant.tp > 1 and keeps_tower_whole(inputs, engine, built_model, variant.tp):
@@ -197,7 +199,7 @@ class VariantPlanner:
         )
 
     def _predict_kernels(self, placed_candidate: Candidate) -> Candidate:
-        """The candidate with the kernels that the rules predict. Raises Refused."""
+        """The candidate with the kernels that the rules predict. Raises RefusalError."""
         inputs, engine, rules = self.inputs, self.engine, self.rules
         built_model = placed_candidate.built_model
         variant = placed_candidate.variant
@@ -218,14 +220,14 @@ class VariantPlanner:
             inputs.spec,
             rank,
             build,
-            lambda groups: self._kernels.attention(groups, rank, variant, 0, drafts=True),
+            lambda groups: self._kernels.attention(groups, rank, variant, 0, has_drafter=True),
         )
         speculation = speculate(target, inputs.drafter, inputs.wish, engine, rules.speculative)
         evidence = VariantEvidence(method=method)
         if rules.has_rules and gpus:
             if not capability:
                 reason = "the compute capability, which decides the kernels, could not be read"
-                raise Refused("unknown_capability", reason, "probe")
+                raise RefusalError("unknown_capability", reason, "probe")
             rows = self._kernels.attention(
                 built_model.attention, rank, variant, placed_candidate.devices.least_bytes
             )
@@ -243,37 +245,40 @@ class VariantPlanner:
     def _propose(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of the candidate, without its drafter if there is no memory for both."""
         try:
-            with_drafter = batch_of(candidate) if candidate.speculation.slots else batch
+            with_drafter = choose_batch(candidate) if candidate.speculation.slots else batch
             return propose(
                 candidate,
                 sizes(candidate, with_drafter),
                 self._variant_environment(candidate.variant),
             )
-        except Refused as error:
+        except RefusalError as error:
             if not candidate.speculation.config:
                 raise
             return self._plan_target(candidate, error)
 
-    def _plan_target(self, candidate: Candidate, error: Refused) -> Plan:
-        """The plan of the model without its drafter; `error` says why. Raises Refused."""
+    def _plan_target(self, candidate: Candidate, error: RefusalError) -> Plan:
+        """The plan of the model without its drafter; `error` says why. Raises RefusalError."""
         plain_candidate = candidate.evolve(
             speculation=drop_drafter(candidate.speculation, self.engine, str(error))
         )
         try:
             return propose(
                 plain_candidate,
-                sizes(plain_candidate, batch_of(plain_candidate)),
+                sizes(plain_candidate, choose_batch(plain_candidate)),
                 self._variant_environment(candidate.variant),
             )
-        except Refused as second:
-            raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
+        except RefusalError as second:
+            raise (
+                second if second.evidence.memory else second.copy_with_evidence(error.evidence)
+            ) from None
 
     def _build_layers(self, variant: Variant) -> BuiltModel:
-        """The layers that this version builds. Raises Refused if the config.json is unreadable."""
+        """The layers that this version builds. Raises RefusalError if the config.json is
+        unreadable."""
         try:
             return self.layouts.build_layers(self._traits, variant.quantization)
         except BadModel as error:
-            raise Refused(
+            raise RefusalError(
                 "unsupported_quantization", error.message, f"profile {self.engine.ref}"
             ) from None
 
@@ -288,11 +293,11 @@ class VariantPlanner:
                 f"the weights are quantized ({method}), and which kernel {engine.ref} would use for"
                 " them is not known"
             )
-            raise Refused("unsupported_quantization", reason, source)
+            raise RefusalError("unsupported_quantization", reason, source)
         for layer in built_model.linears:
             if isinstance(layer.scheme, UnknownScheme):
                 reason = f"{layer.name}: {layer.scheme.reason}"
-                raise Refused("unsupported_quantization", reason, source, layer=layer.name)
+                raise RefusalError("unsupported_quantization", reason, source, layer=layer.name)
 
     def _variant_environment(self, variant: Variant) -> dict[str, str]:
         """The user's variables, with those that the variant adds."""
@@ -307,7 +312,7 @@ class VariantPlanner:
     def _apply_facts(self, plan: Plan) -> Plan:
         """The plan as facts allow it, with their proofs and corrections.
 
-        Raises Refused for a plan that failed here before.
+        Raises RefusalError for a plan that failed here before.
         """
         evidence = VariantEvidence(plan.kernels, plan.attention, plan.memory)
         plan = drop_media(self.inputs, self.engine, self.rules, plan)
@@ -316,7 +321,7 @@ class VariantPlanner:
             self.inputs.facts.select_plan(plan.fingerprint) if self.inputs.facts.has_plans else ()
         )
         if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):
-            raise Refused(
+            raise RefusalError(
                 "known_bad",
                 f"this exact plan failed here before: {failure.source}",
                 "fact",
@@ -325,11 +330,11 @@ class VariantPlanner:
         # A start with another driver or image proves nothing. Facts about another digest are left
         # out before.
         verified = any(
-            fact.kind == "plan_verified" and _drop_digest(fact) == plan.under for fact in facts
+            fact.kind == "plan_verified" and _drop_digest(fact) == plan.software for fact in facts
         )
         plan = correct_by_measurement(plan, facts)
         return plan.evolve(grade="verified") if verified else plan
 
 
 def _drop_digest(fact: Fact) -> dict[str, str]:
-    return {name: value for name, value in fact.under.items() if name != "digest"}
+    return {name: value for name, value in fact.software.items() if name != "digest"}

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gateway.errors import BadRequest, Forbidden, Unauthorized
-from gateway.keys import SCOPES, Scope, digest_of, new_key, priority_of
+from gateway.keys import SCOPES, Scope, hash_key, new_key, priority_of
 from gateway.proxy.access.budgets import KeyBudget
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.origins import EVERY_ORIGIN, Origins
@@ -91,7 +91,7 @@ class Key:
 ANONYMOUS_KEY = Key("", _NO_DIGEST, SCOPES)
 
 
-def key_of(grant: Grant, digest: bytes, budgets: tuple[KeyBudget, ...] = ()) -> Key:
+def build_key(grant: Grant, digest: bytes, budgets: tuple[KeyBudget, ...] = ()) -> Key:
     """The caller with a grant. budgets: of the grant and its group."""
     scopes = SCOPES if "admin" in grant.scopes else frozenset(grant.scopes)
     limit = KeyLimits(
@@ -105,11 +105,11 @@ def key_of(grant: Grant, digest: bytes, budgets: tuple[KeyBudget, ...] = ()) -> 
         models,
         None if limit == KeyLimits() else limit,
         priority=priority_of(grant.priority_class),
-        ends_at=None if grant.expires is None else _end_of_day(grant.expires),
+        ends_at=None if grant.expires is None else _day_end(grant.expires),
     )
 
 
-def _end_of_day(day: date) -> float:
+def _day_end(day: date) -> float:
     """Unix time of the end of a day of UTC."""
     return datetime.combine(day, time_of_day(), UTC).timestamp() + _DAY_S
 
@@ -146,7 +146,7 @@ class Keys:
         fixed_keys: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
         fixed_keys = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed_keys = tuple(
-            Key(name, digest_of(key), scopes, is_guessable=len(key.reveal()) < _LONG_KEY_CHARACTERS)
+            Key(name, hash_key(key), scopes, is_guessable=len(key.reveal()) < _LONG_KEY_CHARACTERS)
             for name, key, scopes in fixed_keys
             if key is not None
         )
@@ -167,7 +167,7 @@ class Keys:
         ends with that key for good, and is known to this process alone."""
         token = new_key()
         with self._lock:
-            self._principals[digest_of(token)] = key.account
+            self._principals[hash_key(token)] = key.account
             present_keys = [key for key in self.table.keys.values() if not key.principal]
             self._apply(present_keys, is_closed=self.table.is_closed)
         return token
@@ -287,7 +287,7 @@ class Keys:
             )
         # The time of the look-up depends on the digest of the sent token, not on the token, so it
         # reveals nothing about a key.
-        digest = digest_of(token)
+        digest = hash_key(token)
         key = self.table.keys.get(digest)
         if (
             not hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest)

@@ -51,7 +51,7 @@ class BudgetBook:
         """The budgets that the requests of a key count for. grants: of all keys. Raises
         StoreError."""
         budgets = []
-        if grant.budget is not None and (limits := limits_of(grant.budget)):
+        if grant.budget is not None and (limits := build_limits(grant.budget)):
             row = self._row_of(f"key {grant.name}", {grant.name})
             budgets.append(_key_budget(f"key {grant.name}", row, limits, grant.budget))
         if grant.group is not None:
@@ -63,7 +63,7 @@ class BudgetBook:
         owner, budget = f"group {name}", self.groups.get(name)
         if budget is None:
             return [KeyBudget(owner, 0, (), is_lost=True)]
-        if not (limits := limits_of(budget)):
+        if not (limits := build_limits(budget)):
             return []
         members = {grant.name for grant in grants if grant.group == name}
         return [_key_budget(owner, self._row_of(owner, members), limits, budget)]
@@ -75,7 +75,7 @@ class BudgetBook:
             if not budget.is_lost:
                 yield BudgetUse(budget, self._ledger.read(budget.row, today))
 
-    def note_warnings(self, budget: KeyBudget, bits: int) -> None:
+    def record_warnings(self, budget: KeyBudget, bits: int) -> None:
         """Mark warnings as given, besides those from before. 0: none is given. Raises
         StoreError."""
         with self._ledger.lock(budget.row):
@@ -109,7 +109,7 @@ def first_day(today: Calendar) -> int:
     return (date(year, month + 1, 1) - date(1970, 1, 1)).days
 
 
-def limits_of(budget: Allowance) -> tuple[BudgetLimit, ...]:
+def build_limits(budget: Allowance) -> tuple[BudgetLimit, ...]:
     """The limits of a budget in the ledger's units."""
     return tuple(
         BudgetLimit(measure, period, round(amount * UNITS[measure]))

@@ -141,7 +141,11 @@ class Charge:
     )
 
     def __init__(
-        self, teller: Teller, budgets: Sequence[KeyBudget], model: str, reservation: Amounts
+        self,
+        teller: BudgetAdmission,
+        budgets: Sequence[KeyBudget],
+        model: str,
+        reservation: Amounts,
     ) -> None:
         """reservation: amounts that were added to the budgets already."""
         self._teller = teller
@@ -153,7 +157,7 @@ class Charge:
         self._asked_at = 0.0
         self._in_flight = 1
 
-    def ask(self, in_flight: int, now: float) -> None:
+    def record_engine_request(self, in_flight: int, now: float) -> None:
         """Note that an engine is asked. in_flight: requests at the engine, this one included."""
         self._asked_at, self._in_flight = now, in_flight
 
@@ -199,7 +203,7 @@ class Charge:
         )
 
 
-class Teller:
+class BudgetAdmission:
     """Admits requests to budgets. Only the event loop that serves requests calls it."""
 
     def __init__(self, ledger: Ledger, prices: Prices | None = None) -> None:

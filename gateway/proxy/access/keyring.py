@@ -24,9 +24,9 @@ from gateway.disk_fault import unwritten_error
 from gateway.domain import Value
 from gateway.domain.grant import Allowance, Grant
 from gateway.errors import BadRequest, Conflict, NotFound, StoreError
-from gateway.keys import SETTINGS_KEYS, Scope, digest_of, new_key
+from gateway.keys import SETTINGS_KEYS, Scope, hash_key, new_key
 from gateway.logging import Logger
-from gateway.proxy.access.auth import Key, Keys, key_of
+from gateway.proxy.access.auth import Key, Keys, build_key
 from gateway.proxy.access.budget_book import BudgetBook, BudgetUse
 from gateway.proxy.access.budgets import KeyBudget
 from gateway.secret import Secret
@@ -145,7 +145,7 @@ class Keyring:
                     " could not be created or removed.",
                     hint="Create an admin key first, or set FITSERVE_ADMIN_KEY.",
                 )
-            if key_of(grant, b"").has_ended():
+            if build_key(grant, b"").has_ended():
                 raise BadRequest(
                     f"The day {grant.expires} is over.", hint="Give a later day.", param="expires"
                 )
@@ -154,7 +154,7 @@ class Keyring:
             self._check_budget(grant.budget)
             self._book.budgets_of(grant, grants)
             key = new_key()
-            stored_key = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
+            stored_key = StoredKey(grant=grant, digest=hash_key(key).hex(), created_at=time.time())
             keys = (*self.stored_keys, stored_key)
             self._write_file(keys)
             self._store.add_key(grant, bytes.fromhex(stored_key.digest), stored_key.created_at)
@@ -208,7 +208,7 @@ class Keyring:
             self._check_budget(budget)
             grant = former_key.grant.evolve(budget=budget, group=None)
             for limit in self._book.budgets_of(grant, ()):
-                self._book.note_warnings(limit, 0)
+                self._book.record_warnings(limit, 0)
             grant = former_key.grant.evolve(budget=budget)
             keys = tuple(
                 key.evolve(grant=grant) if key is former_key else key for key in self.stored_keys
@@ -230,7 +230,7 @@ class Keyring:
             self._check_budget(budget)
             self._save_groups({**self._book.groups, name: budget})
             for limit in self._book.group_budget(name, [key.grant for key in self.stored_keys]):
-                self._book.note_warnings(limit, 0)
+                self._book.record_warnings(limit, 0)
             self._callers = {}
             self._swap_keys(self.stored_keys)
         log.info("budget of a group set", group=name)
@@ -287,10 +287,10 @@ class Keyring:
                 budgets += self._book.group_budget(name, grants)
             return list(self._book.use_of({budget.owner: budget for budget in budgets}.values()))
 
-    def note_warnings(self, budget: KeyBudget, bits: int) -> None:
+    def record_warnings(self, budget: KeyBudget, bits: int) -> None:
         """Mark warnings of a budget as given. Raises StoreError."""
         with self._lock:
-            self._book.note_warnings(budget, bits)
+            self._book.record_warnings(budget, bits)
 
     def _caller_of(self, key: StoredKey) -> Key:
         """The caller with a stored key. A budget that cannot be counted lets nobody in."""
@@ -302,7 +302,7 @@ class Keyring:
                 "a budget cannot be counted", key=key.grant.name, error=str(error)
             )
             budgets = (KeyBudget(f"key {key.grant.name}", 0, (), is_lost=True),)
-        return key_of(key.grant, bytes.fromhex(key.digest), budgets)
+        return build_key(key.grant, bytes.fromhex(key.digest), budgets)
 
     def _lasting_scopes(self, grants: Iterable[Grant]) -> frozenset[Scope]:
         """The scopes that keys with these grants and those of the settings have without an end."""

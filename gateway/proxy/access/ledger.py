@@ -128,7 +128,7 @@ class Ledger:
 
     def write(self, row: int, today: Calendar, usage: Usage) -> None:
         """Replace the usage of a row. Raises StoreError."""
-        self.begin(row, self._unpack(row)[0], today, usage)
+        self.start(row, self._unpack(row)[0], today, usage)
 
     def add(self, row: int, today: Calendar, day_cost: Amounts, month_cost: Amounts) -> None:
         """Add to a row, under its lock. Raises StoreError."""
@@ -152,7 +152,7 @@ class Ledger:
             ) from None
         return _ROW.unpack(data.ljust(_ROW.size, b"\0"))
 
-    def begin(self, row: int, owner: bytes, today: Calendar, usage: Usage) -> None:
+    def start(self, row: int, owner: bytes, today: Calendar, usage: Usage) -> None:
         """Write a row for the owner of this digest. Raises StoreError."""
         values = (*today, usage.warnings, 0, *usage.day, *usage.month)
         data = _ROW.pack(owner, *values)
@@ -183,7 +183,7 @@ class LedgerRows:
             row = self._free_row()
             self._allocate(row)
             today = Calendar.today()
-            self.ledger.begin(row, tag, today, seed(today))
+            self.ledger.start(row, tag, today, seed(today))
             self._rows[tag] = row
         return row
 

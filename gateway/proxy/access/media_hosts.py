@@ -104,7 +104,7 @@ class MediaHosts:
             self._threads = ThreadPoolExecutor(4, "media-hosts")
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
-                addresses = await loop.run_in_executor(self._threads, addresses_of, host)
+                addresses = await loop.run_in_executor(self._threads, resolve_addresses, host)
             answer = bool(addresses) and all(map(is_foreign, addresses))
         except (OSError, UnicodeError, TimeoutError):
             answer = False
@@ -117,7 +117,7 @@ class MediaHosts:
         return answer
 
 
-def addresses_of(host: str) -> list[_Address]:
+def resolve_addresses(host: str) -> list[_Address]:
     """The addresses of a name. Blocks. Raises OSError, UnicodeError."""
     addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [ipaddress.ip_address(str(address[4][0]).partition("%")[0]) for address in addresses]

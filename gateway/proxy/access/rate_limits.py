@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from gateway.errors import QuotaExhausted, RateLimited
 from gateway.proxy.access.auth import Key, KeyLimits
-from gateway.proxy.access.budgets import WARNING_HEADER, Charge, Teller, TokenCount
+from gateway.proxy.access.budgets import WARNING_HEADER, BudgetAdmission, Charge, TokenCount
 from gateway.proxy.access.ledger import NO_AMOUNTS
 from gateway.proxy.api.endpoints import Shape
 
@@ -44,7 +44,7 @@ class Bucket:
     def level(self, now: float) -> float:
         return min(self.size, self._level + (now - self._at) * self.size / MINUTE_S)
 
-    def take(self, count: int, now: float) -> None:
+    def draw(self, count: int, now: float) -> None:
         self._level, self._at = self.level(now) - count, now
 
     def wait_s(self, level: float, now: float) -> float:
@@ -52,7 +52,7 @@ class Bucket:
         return max(0.0, (level - self.level(now)) * MINUTE_S / self.size)
 
 
-class Account:
+class KeyUsage:
     """Usage of one key."""
 
     def __init__(self, limit: KeyLimits, now: float) -> None:
@@ -82,13 +82,13 @@ class Account:
             raise self._limit_error(f"its {self.limit} concurrent requests", 1, shape, now)
         self.count(1)
         if self.requests is not None:
-            self.requests.take(1, now)
+            self.requests.draw(1, now)
 
-    def end(self, tokens: int, now: float) -> None:
+    def finish(self, tokens: int, now: float) -> None:
         """Count the end of a request."""
         self.count(-1)
         if self.tokens is not None:
-            self.tokens.take(tokens, now)
+            self.tokens.draw(tokens, now)
 
     def _limit_error(self, reason: str, wait_s: float, shape: Shape, now: float) -> RateLimited:
         seconds = max(1, math.ceil(wait_s))
@@ -141,13 +141,13 @@ def budget_headers(charge: Charge, shape: Shape) -> Headers:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """An admitted request. Each permit needs its `end`.
+    """An admitted request. Each permit needs its `finish`.
 
     charge: the charge to budgets; None for none.
     context_tokens: the most tokens of a request.
     """
 
-    account: Account
+    account: KeyUsage
     shape: Shape
     charge: Charge | None = None
     context_tokens: int = _MAX_TOKENS
@@ -168,9 +168,9 @@ class Permit:
             return min(self.account.tokens.size, self.context_tokens)
         return self.context_tokens if self.charge is not None else 0
 
-    def end(self, count: TokenCount, now: float, *, has_reached_engine: bool = True) -> None:
+    def finish(self, count: TokenCount, now: float, *, has_reached_engine: bool = True) -> None:
         """Count the end of the request. Budgets take nothing for one that no engine got."""
-        self.account.end(count.total, now)
+        self.account.finish(count.total, now)
         if self.charge is not None:
             self.charge.settle(count, has_reached_engine=has_reached_engine)
 
@@ -179,9 +179,9 @@ class RateLimiter:
     """Accounts of all keys with limits. Only the event loop that serves requests calls these
     methods."""
 
-    def __init__(self, teller: Teller | None = None) -> None:
+    def __init__(self, teller: BudgetAdmission | None = None) -> None:
         """teller: the teller of budgets; None where no key has one."""
-        self._accounts: dict[bytes, Account] = {}
+        self._accounts: dict[bytes, KeyUsage] = {}
         self.teller = teller
 
     def admit(
@@ -215,17 +215,17 @@ class RateLimiter:
         try:
             charge = self.teller.admit(key.limit.budgets, model, prompt_tokens)
         except BaseException as error:
-            account.end(0, now)
+            account.finish(0, now)
             if isinstance(error, QuotaExhausted):
                 charge = Charge(self.teller, key.limit.budgets, model, NO_AMOUNTS)
                 error.headers = budget_headers(charge, shape)
             raise
         return Permit(account, shape, charge, context_tokens)
 
-    def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002
-        return Account(limit, now)
+    def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> KeyUsage:  # noqa: ARG002
+        return KeyUsage(limit, now)
 
-    def keep(self, digests: Iterable[bytes]) -> None:
+    def retain(self, digests: Iterable[bytes]) -> None:
         """Drop the accounts of removed keys."""
         valid = set(digests)
         self._accounts = {
@@ -233,9 +233,9 @@ class RateLimiter:
         }
 
 
-def estimate(asked_bytes: int, sent_bytes: int, *, events: bool, limit: int) -> int:
+def estimate(asked_bytes: int, sent_bytes: int, *, is_stream: bool, limit: int) -> int:
     """The tokens of a request and its answer, estimated from their bytes; at most `limit`."""
-    tokens = asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if events else TEXT_BYTES)
+    tokens = asked_bytes // TEXT_BYTES + sent_bytes // (EVENT_BYTES if is_stream else TEXT_BYTES)
     return min(limit, tokens)
 
 

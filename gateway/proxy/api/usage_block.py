@@ -26,7 +26,7 @@ class UsageBlock(msgspec.Struct, gc=False):
     prompt_tokens_details: PromptDetails | None = None
 
 
-class RestOfAnswer(msgspec.Struct, gc=False):
+class UsageTail(msgspec.Struct, gc=False):
     """The end of an answer, from its usage block on."""
 
     usage: UsageBlock

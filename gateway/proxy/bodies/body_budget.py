@@ -63,7 +63,7 @@ class _Share:
 
     size: int = 0
     is_pressed: bool = False
-    waits: bool = False
+    is_waiting: bool = False
     checked_at: float | None = None
     moved_bytes: int = 0
 
@@ -93,7 +93,7 @@ class BodyBudget:
         Raises Busy if there is no room for the present bytes.
         """
         share = self._count_bytes(owner, size)
-        if share.waits:
+        if share.is_waiting:
             return False
         self._growing[owner] = share
         share.is_pressed = True
@@ -104,18 +104,18 @@ class BodyBudget:
             raise full_budget_error()
         if self._owners_beyond_limit.setdefault(owner.account, owner) is owner:
             return True
-        share.waits, share.checked_at = True, None
+        share.is_waiting, share.checked_at = True, None
         self._waiting_count += 1
         return False
 
-    def keep(self, owner: BodyOwner, size: int, *, is_pressed: bool = False) -> None:
+    def add(self, owner: BodyOwner, size: int, *, is_pressed: bool = False) -> None:
         """Count `size` bytes of a body that is complete. `is_pressed`: they are on their way to
         the engine."""
         share = self._count_bytes(owner, size)
         self._stop_waiting(share)
         share.is_pressed, share.checked_at = is_pressed, None
         self._growing.pop(owner, None)
-        self._wake()
+        self._continue_waiting()
 
     def release(self, owner: BodyOwner) -> None:
         """End the count of a body, if any."""
@@ -129,7 +129,7 @@ class BodyBudget:
             del self._owners_beyond_limit[owner.account]
         self._stop_waiting(share)
         self._growing.pop(owner, None)
-        self._wake()
+        self._continue_waiting()
 
     def is_crowded(self, account: str) -> bool:
         """Whether the key has more bytes than may be kept for it at all."""
@@ -139,11 +139,11 @@ class BodyBudget:
         """Refuse bodies that waited too long, and slow bodies while others wait. Called twice a
         second."""
         for owner, share in list(self._shares.items()):
-            if not self._waiting_count or not (share.waits or share.is_pressed):
+            if not self._waiting_count or not (share.is_waiting or share.is_pressed):
                 share.checked_at = None
             elif share.checked_at is None:
                 share.checked_at, share.moved_bytes = time, owner.moved_bytes
-            elif share.waits:
+            elif share.is_waiting:
                 if time - share.checked_at >= self._wait_s:
                     owner.reject(full_budget_error())
             elif time - share.checked_at >= PATIENCE_S:
@@ -179,17 +179,17 @@ class BodyBudget:
         return self.size - self.used_bytes - self._by_account[owner.account]
 
     def _stop_waiting(self, share: _Share) -> None:
-        if share.waits:
-            share.waits = False
+        if share.is_waiting:
+            share.is_waiting = False
             self._waiting_count -= 1
 
-    def _wake(self) -> None:
+    def _continue_waiting(self) -> None:
         """Continue waiting bodies in their order, as far as there is room for one read each."""
         if not self._waiting_count:
             return
         promised_bytes = 0
         for owner, share in list(self._growing.items()):
-            if share.waits and (
+            if share.is_waiting and (
                 self._free(owner) >= promised_bytes
                 or self._owners_beyond_limit.setdefault(owner.account, owner) is owner
             ):

@@ -55,7 +55,7 @@ def read_call(
                         routes,
                         key,
                     )
-                    call.stores = named_fields.store is not False
+                    call.stores_answer = named_fields.store is not False
                 return call, route, content
         fields = read_request_fields(body)
         call = Call(endpoint.name, fields.name(), body, fields.streams())
@@ -63,9 +63,10 @@ def read_call(
         route = _resolve_alias(call, table.find(call.model, key), table)
         if endpoint.name == "responses":
             call.maker = _maker(fields.has_own_id(), fields.previous(), routes, key)
-            call.stores = fields.stores()
+            call.stores_answer = fields.stores()
         if len(route.replicas) > 1:
-            call.tokens, call.prefix = balance.weigh(fields, len(body)), balance.prefix(fields)
+            call.tokens = balance.estimate_tokens(fields, len(body))
+            call.prefix = balance.prefix(fields)
         return call, route, content
     if form is not None:
         if form.field is None:

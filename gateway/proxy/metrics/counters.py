@@ -440,4 +440,4 @@ def _estimate(exchange: Exchange, completion: int | None) -> int:
     if exchange.endpoint.name not in _USES_TOKENS or exchange.endpoint.body != "json":
         return 0
     sizes = exchange.received_bytes, exchange.sent_bytes if completion is None else 0
-    return rate_limits.estimate(*sizes, events=exchange.answer.has_events, limit=sum(sizes))
+    return rate_limits.estimate(*sizes, is_stream=exchange.answer.has_events, limit=sum(sizes))

@@ -52,7 +52,7 @@ class UsageCounter:
         if cached_tokens is not None:
             row[3] += cached_tokens
 
-    def take(self) -> tuple[UsageRow, ...]:
+    def drain(self) -> tuple[UsageRow, ...]:
         """The counts since the last take."""
         today = int(time.time()) // _DAY_S
         self.add(UsageRow(today, *row_key, *counts) for row_key, counts in self._rows.items())

@@ -44,7 +44,7 @@ async def inner_request(
 ) -> AsyncIterator[InnerAnswer]:
     """The answer to a request for the caller's connection, with the head read. headers: of the
     caller's request. Raises ConnectionError, and OSError where no socket is to be had."""
-    reader, writer, inner_connection = await open_inner(caller.twin)
+    reader, writer, inner_connection = await open_inner(caller.inner_connection)
     try:
         writer.write(_request_head(method, path, headers, len(body)))
         writer.write(body)

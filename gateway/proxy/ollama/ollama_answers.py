@@ -61,7 +61,7 @@ class StreamedAnswer:
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or choice.get("message") or {}
             self._reason = choice.get("finish_reason") or self._reason
-            self._take_calls(delta.get("tool_calls") or ())
+            self._add_calls(delta.get("tool_calls") or ())
             # Ollama's API has no field for a refusal, so the client reads it as the answer.
             texts = (delta.get("content"), choice.get("text"), delta.get("refusal"))
             text = next((text for text in texts if text), "")
@@ -119,7 +119,7 @@ class StreamedAnswer:
             "eval_duration": max(1, _nanoseconds(times.end_s - first)),
         }
 
-    def _take_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
+    def _add_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
         for position, piece in enumerate(calls):
             index, call_count = piece.get("index", position), len(self._calls)
             call = self._calls.setdefault(index, ToolCall([], []))

@@ -155,7 +155,7 @@ class _OllamaCall:
             elif path in _UNLOADING_PATHS and is_unload(body):
                 await self._unload(_model_name(body))
             else:
-                await self._ask_engine(_REQUESTS[path](body), _model_name(body))
+                await self._query_engine(_REQUESTS[path](body), _model_name(body))
         elif path in _LISTS:
             self._check_method(_LISTS[path])
             await self._answer_list(await self._body() if _LISTS[path] == "POST" else {})
@@ -177,7 +177,7 @@ class _OllamaCall:
                 headers += self._plane.origins.headers(dict(self._headers).get(b"origin"))
             await self._reply_whole(error.status, answer, headers)
 
-    async def _ask_engine(self, request: OpenAIRequest, name: str) -> None:
+    async def _query_engine(self, request: OpenAIRequest, name: str) -> None:
         fields = {field: value for field, value in request.body.items() if value is not None}
         fields["model"] = self._served_name(name)
         body = dump(fields)
@@ -222,7 +222,7 @@ class _OllamaCall:
             rows = event.get("data") or [{}]
             return {"embedding": rows[0].get("embedding")}
         answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
-        return answer.load_end(times) if request.loads else answer.whole(event, times)
+        return answer.load_end(times) if request.loads_model else answer.whole(event, times)
 
     async def _stream_answer(self, inner_answer: InnerAnswer, answer: StreamedAnswer) -> None:
         await self._start_answer(200, b"application/x-ndjson", inner_answer.headers)

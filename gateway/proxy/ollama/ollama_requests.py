@@ -33,13 +33,13 @@ class OpenAIRequest(NamedTuple):
     """A request of /v1.
 
     stream: the answer is an event stream.
-    loads: the request only loads the model.
+    loads_model: the request only loads the model.
     """
 
     path: str
     body: dict[str, Any]
     stream: bool = False
-    loads: bool = False
+    loads_model: bool = False
 
 
 def chat_request(body: Mapping[str, Any]) -> OpenAIRequest:
@@ -95,7 +95,7 @@ def _load_request(body: Mapping[str, Any]) -> OpenAIRequest:
     """A request without a prompt loads the model, by an answer of one token."""
     message = {"role": "user", "content": "Hello"}
     fields = {"model": body.get("model"), "messages": [message], "max_tokens": 1}
-    return OpenAIRequest("/v1/chat/completions", fields, loads=True)
+    return OpenAIRequest("/v1/chat/completions", fields, loads_model=True)
 
 
 def _stream_request(path: str, fields: dict[str, Any], body: Mapping[str, Any]) -> OpenAIRequest:
@@ -151,12 +151,12 @@ def _messages(messages: list[Any]) -> list[dict[str, Any]]:
                 open_calls.append((id_, function["name"]))
                 fields["tool_calls"].append({"id": id_, "type": "function", "function": function})
         if message.get("role") == "tool":
-            fields["tool_call_id"] = _take_call(message, open_calls)
+            fields["tool_call_id"] = _pop_call(message, open_calls)
         translated.append(fields)
     return translated
 
 
-def _take_call(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) -> Any:
+def _pop_call(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) -> Any:
     """The id of the call that this result of a tool answers, which is open no longer."""
     id_, name = message.get("tool_call_id"), message.get("tool_name") or message.get("name")
     for call in open_calls:

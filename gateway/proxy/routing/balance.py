@@ -32,7 +32,7 @@ _HASH_FACTOR = 0x9E3779B97F4A7C15
 _64_BITS = (1 << 64) - 1
 
 
-def weigh(fields: RequestFields, size: int) -> int:
+def estimate_tokens(fields: RequestFields, size: int) -> int:
     """The tokens that a JSON body of `size` bytes may cost: of the prompt, and of the answer."""
     answer = USUAL_TOKENS
     for limit in (fields.max_tokens, fields.max_completion_tokens, fields.max_output_tokens):
@@ -75,7 +75,7 @@ def least_loaded_position(loads: Sequence[int], turns: Sequence[int]) -> int:
     return min(range(len(loads)), key=lambda position: (loads[position], turns[position]))
 
 
-def affine(loads: Sequence[int], seeds: Sequence[int], tokens: int, key: int) -> int:
+def pick_by_prefix(loads: Sequence[int], seeds: Sequence[int], tokens: int, key: int) -> int:
     """The position of the replica for a call of `tokens` whose prompt begins with `key`.
 
     loads: outstanding tokens.

@@ -16,20 +16,20 @@ class Call(msgspec.Struct):
     tokens, prefix: see `gateway.proxy.routing.balance`.
     requested_name: the alias in the body.
     choices: answers that the client asks for (`n`).
-    stores: the response may be continued and retrieved (/v1/responses).
+    stores_answer: the response may be continued and retrieved (/v1/responses).
     priority: a smaller number goes first.
     """
 
     endpoint: str
     model: str
     body: bytes | bytearray = b""
-    streams: bool = False
+    is_stream: bool = False
     maker: int | None = None
     tokens: int = 1
     prefix: int | None = None
     requested_name: str = ""
     choices: int = 1
-    stores: bool = False
+    stores_answer: bool = False
     priority: int = 0
 
     @property

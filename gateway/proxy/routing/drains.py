@@ -17,7 +17,7 @@ from gateway.proxy.routing.routes import Routes
 _CHECK_S = 0.1
 
 
-def _has_no_hurry() -> bool:
+def _never_urgent() -> bool:
     return False
 
 
@@ -50,7 +50,7 @@ class Drains:
         return now - self._drained_since.setdefault(instance, now) >= self._most_s
 
     async def wait_until_drained(
-        self, instance: str, hurry: Callable[[], bool] = _has_no_hurry
+        self, instance: str, hurry: Callable[[], bool] = _never_urgent
     ) -> None:
         """Return once the engine has drained. `hurry`: returns True to stop the wait."""
         while not (hurry() or self.is_drained(instance)):  # noqa: ASYNC110

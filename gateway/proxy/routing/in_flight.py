@@ -63,7 +63,7 @@ class RequestsInFlight:
     more: int = field(metadata=_described_field("requests in flight that are not listed"))
 
 
-class InFlight(Protocol):
+class InFlightRow(Protocol):
     """Source of requests in flight: the data plane of this process, or the workers."""
 
     async def requests(self) -> RequestsInFlight:

@@ -104,7 +104,7 @@ class Queue:
             line_priority > priority for line_priority, _ in self._lines
         )
 
-    def note_overtaking(self) -> None:
+    def record_overtaking(self) -> None:
         self._overtakings += 1
 
     @property

@@ -47,9 +47,9 @@ class Responses:
             raise missing_response_error(response)
         return maker
 
-    def keep(self, replica: int, request_bytes: int, answer_bytes: int, *, events: bool) -> None:
+    def add(self, replica: int, request_bytes: int, answer_bytes: int, *, is_stream: bool) -> None:
         """Count the memory that the replica's engine takes for a response."""
-        answer = answer_bytes // _BYTES_OF_EVENTS if events else answer_bytes
+        answer = answer_bytes // _BYTES_OF_EVENTS if is_stream else answer_bytes
         kibibytes = -(-(_OBJECTS_BYTES + request_bytes + answer) // _KIB)
         self._table.store(_memory_key(replica), self._kept_kib(replica) + kibibytes, _seconds())
 

@@ -91,7 +91,7 @@ class Routes:
         can_begin = queue is None or call.is_light or queue.may_overtake(call.priority)
         replica = self._choose(route, call, avoid) if can_begin else None
         if queue is not None and replica is not None and not call.is_light:
-            queue.note_overtaking()
+            queue.record_overtaking()
         if replica is None:
             is_ready = any(replica.id != avoid for replica in route.replicas)
             if not is_ready and not route.wait_s:
@@ -138,7 +138,7 @@ class Routes:
         ]
         if call.prefix is not None:
             chosen_replica = free_replicas[
-                balance.affine(
+                balance.pick_by_prefix(
                     loads, [replica.seed for replica in free_replicas], call.tokens, call.prefix
                 )
             ]
@@ -241,7 +241,7 @@ class Routes:
 
     # --- in flight ---
 
-    def begin(self, replica: RoutedReplica, tokens: int = 1) -> None:
+    def start_request(self, replica: RoutedReplica, tokens: int = 1) -> None:
         """Count a request to `replica`. Every begin must have an end."""
         load = self._loads.get(replica.id)
         if load is None:
@@ -250,7 +250,7 @@ class Routes:
             load.requests += 1
             load.tokens += tokens
 
-    def end(self, replica: RoutedReplica, tokens: int = 1) -> None:
+    def finish_request(self, replica: RoutedReplica, tokens: int = 1) -> None:
         load = self._loads[replica.id]
         if load.requests == 1:
             del self._loads[replica.id]

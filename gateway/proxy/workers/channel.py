@@ -57,7 +57,7 @@ class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
     """
 
     keys: tuple[Key, ...]
-    closed: bool
+    is_closed: bool
     rows: dict[bytes, int]
 
 
@@ -71,7 +71,7 @@ class NewCertificate(msgspec.Struct, frozen=True, tag=True):
     key: Secret
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     """Configuration of a worker.
 
     control: path of the control process's socket.
@@ -148,7 +148,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker = (
-    Begin
+    WorkerSetup
     | RouteTableMessage
     | KeyTableMessage
     | OtherLoads
@@ -215,11 +215,11 @@ def frame(message: ToWorker | FromWorker) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
-def receive_begin(end: socket.socket) -> Begin:
+def receive_begin(end: socket.socket) -> WorkerSetup:
     """The first message, read before an event loop exists. Raises EOFError,
     msgspec.ValidationError."""
     length = int.from_bytes(_exactly(end, _LENGTH_BYTES), "big")
-    return msgspec.msgpack.decode(_exactly(end, length), type=Begin, dec_hook=_secret)
+    return msgspec.msgpack.decode(_exactly(end, length), type=WorkerSetup, dec_hook=_secret)
 
 
 def _exactly(end: socket.socket, length: int) -> bytes:
@@ -232,7 +232,7 @@ def _exactly(end: socket.socket, length: int) -> bytes:
     return bytes(data)
 
 
-def table_of(table: RouteTable) -> RouteTableMessage:
+def build_route_message(table: RouteTable) -> RouteTableMessage:
     """The message for a table. Text of an engine that cannot be encoded is replaced. A replica with
     such a model name is dropped, because no client could name it."""
     return RouteTableMessage(
@@ -255,6 +255,6 @@ def _encodable_text(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def keys_of(keys: Keys, rows: LimitRows) -> KeyTableMessage:
+def build_key_message(keys: Keys, rows: LimitRows) -> KeyTableMessage:
     valid = tuple(keys.table.keys.values())
     return KeyTableMessage(valid, keys.table.is_closed, rows.assign(valid))

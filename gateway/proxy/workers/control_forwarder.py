@@ -51,7 +51,7 @@ class ControlForwarder:
         except OSError:
             await send_error(send, _no_control_process_error(), request_id(scope))
             return
-        control_call = asyncio.create_task(_ask(scope, receive, writer))
+        control_call = asyncio.create_task(_send_request(scope, receive, writer))
         try:
             if not await _answer(scope, reader, send):
                 await send_error(send, _no_control_process_error(), request_id(scope))
@@ -70,7 +70,7 @@ def _no_control_process_error() -> NotReady:
     )
 
 
-async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
+async def _send_request(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
     """Write the request, then end the connection when the client leaves.
 
     No `connection: close` is sent: an answer before the end of the body would be lost.

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 
-def end_orphaned_workers(data: Path) -> bool:
+def stop_orphaned_workers(data: Path) -> bool:
     """End the workers of a dead gateway on `data` after their current answers. Returns whether
     there were any.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.workers.channel import table_of
+from gateway.proxy.workers.channel import build_route_message
 
 if TYPE_CHECKING:
     from gateway.proxy.workers.supervisor import Workers
@@ -27,7 +27,7 @@ class PublishedRoutes(Routes):
     @table.setter
     def table(self, table: RouteTable) -> None:
         self._table = table
-        self._workers.broadcast(table_of(table))
+        self._workers.broadcast(build_route_message(table))
 
     def silent_s(self, replica_id: str) -> float | None:
         return self._workers.silent_s(replica_id)

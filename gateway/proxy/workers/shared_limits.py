@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from gateway.proxy.access.auth import Key, KeyLimits
-from gateway.proxy.access.budgets import Teller
-from gateway.proxy.access.rate_limits import MINUTE_S, Account, Bucket, RateLimiter
+from gateway.proxy.access.budgets import BudgetAdmission
+from gateway.proxy.access.rate_limits import MINUTE_S, Bucket, KeyUsage, RateLimiter
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.shared_memory import MAX_WORKERS, ROW_BYTES, ROWS, SharedMemory
 
@@ -55,16 +55,20 @@ class LimitRows:
 class SharedRateLimiter(RateLimiter):
     """The limiter of a worker. `rows`: by digest of the key, assigned by the control process."""
 
-    def __init__(self, memory: SharedMemory, worker: int, teller: Teller | None = None) -> None:
+    def __init__(
+        self, memory: SharedMemory, worker: int, teller: BudgetAdmission | None = None
+    ) -> None:
         super().__init__(teller)
         self.rows: Mapping[bytes, int] = {}
         self._memory = memory
         self._worker = worker
 
-    def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> Account:
+    def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> KeyUsage:
         row = self.rows.get(digest)
         return (
-            Account(limit, now) if row is None else _Account(limit, self._memory, row, self._worker)
+            KeyUsage(limit, now)
+            if row is None
+            else _Account(limit, self._memory, row, self._worker)
         )
 
 
@@ -88,13 +92,13 @@ class _Bucket(Bucket):
             self.size, self.size - used_tokens + max(0.0, now - used_at) * self.size / MINUTE_S
         )
 
-    def take(self, count: int, now: float) -> None:
+    def draw(self, count: int, now: float) -> None:
         _BUCKET.pack_into(
             self._memory, 0, self.size - self.level(now) + count, max(now, self._usage()[1])
         )
 
 
-class _Account(Account):
+class _Account(KeyUsage):
     def __init__(self, limit: KeyLimits, memory: SharedMemory, row: int, worker: int) -> None:
         super().__init__(limit, 0.0)
         shared_row = _memory_row(memory, row)
@@ -124,9 +128,9 @@ class _Account(Account):
         with self._lock:
             super().admit(shape, now)
 
-    def end(self, tokens: int, now: float) -> None:
+    def finish(self, tokens: int, now: float) -> None:
         with self._lock:
-            super().end(tokens, now)
+            super().finish(tokens, now)
 
 
 def _memory_row(memory: SharedMemory, row: int) -> memoryview:

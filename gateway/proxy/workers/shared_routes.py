@@ -10,7 +10,7 @@ from gateway.proxy.routing.responses import Responses
 from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.shared_memory import SharedMemory
-from gateway.proxy.workers.channel import Begin, ReplicaLoad, RouteTableMessage
+from gateway.proxy.workers.channel import ReplicaLoad, RouteTableMessage, WorkerSetup
 
 
 class SharedRoutes(Routes):
@@ -21,7 +21,7 @@ class SharedRoutes(Routes):
     no worker waits for another.
     """
 
-    def __init__(self, begin: Begin, memory: SharedMemory) -> None:
+    def __init__(self, begin: WorkerSetup, memory: SharedMemory) -> None:
         super().__init__(
             table_from(begin.routes), begin.queue_per_model, Responses(memory.responses)
         )

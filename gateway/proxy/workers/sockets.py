@@ -16,7 +16,7 @@ from gateway.proxy.upstream_connection import watch_peer
 _BACKLOG = 2048
 
 
-def share(bound: socket.socket, count: int) -> list[socket.socket]:
+def bind_shared_sockets(bound: socket.socket, count: int) -> list[socket.socket]:
     """`count` listening sockets at the address of `bound`, which reserved the port and is closed.
     Raises SettingsError."""
     family, address = bound.family, bound.getsockname()
@@ -39,7 +39,7 @@ def share(bound: socket.socket, count: int) -> list[socket.socket]:
     return listeners
 
 
-def distribute(listeners: list[socket.socket], count: int) -> list[list[socket.socket]]:
+def assign_sockets(listeners: list[socket.socket], count: int) -> list[list[socket.socket]]:
     """Distribution of inherited sockets over `count` workers. Each socket has a worker; with fewer
     sockets than workers, workers share."""
     shares = [listeners[index::count] for index in range(count)]

@@ -39,7 +39,6 @@ from gateway.proxy.routing.in_flight import RequestsInFlight, merge
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.workers.channel import (
     REPORT_S,
-    Begin,
     Channel,
     NewCertificate,
     OtherLoads,
@@ -50,8 +49,9 @@ from gateway.proxy.workers.channel import (
     RouteTableMessage,
     Shutdown,
     ToWorker,
-    keys_of,
-    table_of,
+    WorkerSetup,
+    build_key_message,
+    build_route_message,
 )
 from gateway.proxy.workers.published_routes import PublishedRoutes
 from gateway.proxy.workers.shared_limits import LimitRows
@@ -142,7 +142,8 @@ class Workers:
 
     def start(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._keep_running(index)) for index in range(len(self._listeners))
+            asyncio.create_task(self._supervise_worker(index))
+            for index in range(len(self._listeners))
         ]
         self._watching = SupervisedTask(self._watch, "watching the workers")
 
@@ -162,7 +163,7 @@ class Workers:
 
     def publish_keys(self) -> None:
         """Send the changed keys to all workers."""
-        self.broadcast(keys_of(self._keys, self._rows))
+        self.broadcast(build_key_message(self._keys, self._rows))
 
     def publish_certificate(self, pair: CertificatePair) -> None:
         """Give all workers the certificate in use."""
@@ -202,14 +203,14 @@ class Workers:
 
     async def requests(self) -> RequestsInFlight:
         """The requests in flight of all workers."""
-        return merge(report.requests for report in await self._ask(RequestsQuery()))
+        return merge(report.requests for report in await self._query(RequestsQuery()))
 
     async def cancel(self, id_: str) -> int:
         # A worker that answers late ends its requests too, so it is waited for.
-        reports = await self._ask(RequestsQuery(id_), HANG_TIMEOUT_S)
+        reports = await self._query(RequestsQuery(id_), HANG_TIMEOUT_S)
         return sum(report.cancelled for report in reports)
 
-    async def _ask(
+    async def _query(
         self, question: RequestsQuery, timeout_s: float = _ANSWERS_S
     ) -> list[RequestsReport]:
         """The answers of the workers; a worker that hangs is skipped."""
@@ -264,7 +265,7 @@ class Workers:
         for listener in self.listeners:
             listener.close()
         for worker in self._running_workers.values():
-            _end_process(worker.process)
+            _stop_process(worker.process)
 
     async def close(self) -> None:
         """End all workers. Returns when they have ended."""
@@ -284,7 +285,7 @@ class Workers:
 
     # --- one worker ---
 
-    async def _keep_running(self, index: int) -> None:
+    async def _supervise_worker(self, index: int) -> None:
         """Run and restart one worker."""
         wait_s = _BACKOFF_S
         while not self._drain_event.is_set():
@@ -333,18 +334,18 @@ class Workers:
         worker = _Worker(index, process, await Channel.open(local_end), time.monotonic())
         try:
             # No table can change between these two statements.
-            worker.channel.send(self._begin_message())
+            worker.channel.send(self._setup_message())
             self._running_workers[index] = worker
             if self._drain_event.is_set():
-                _end_process(process)
+                _stop_process(process)
             await self._read_reports(worker)
         finally:
             code = await self._clean_up(worker)
         return code
 
-    def _begin_message(self) -> Begin:
+    def _setup_message(self) -> WorkerSetup:
         settings = self._settings
-        return Begin(
+        return WorkerSetup(
             workers=settings.workers,
             control=str(self.control),
             limits=self._limits,
@@ -353,8 +354,8 @@ class Workers:
             log_level=settings.log_level,
             access_log=settings.access_log,
             tls=self._tls,
-            routes=table_of(self.routes.table),
-            keys=keys_of(self._keys, self._rows),
+            routes=build_route_message(self.routes.table),
+            keys=build_key_message(self._keys, self._rows),
             prices=self.prices,
         )
 
@@ -380,9 +381,9 @@ class Workers:
                 worker.loads = report.loads
                 worker.samples = worker.samples if report.samples is None else report.samples
                 self._usage.add(report.usage)
-                self._take(worker, report)
+                self._merge_report(worker, report)
 
-    def _take(self, worker: _Worker, report: Report) -> None:
+    def _merge_report(self, worker: _Worker, report: Report) -> None:
         """Take over the tables and queues of a report."""
         former_tables = (worker.tables_applied, worker.waiting_since.keys())
         worker.tables_applied = report.tables
@@ -451,6 +452,6 @@ def _is_lasting(name: str) -> bool:
     )
 
 
-def _end_process(process: asyncio.subprocess.Process) -> None:
+def _stop_process(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()

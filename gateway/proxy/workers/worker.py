@@ -26,7 +26,7 @@ import uvicorn
 from gateway.decoding import DECODE_ERRORS
 from gateway.logging import configure_logging
 from gateway.proxy.access.auth import Keys
-from gateway.proxy.access.budgets import Teller
+from gateway.proxy.access.budgets import BudgetAdmission
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.ledger import Ledger
 from gateway.proxy.access.origins import Origins
@@ -39,7 +39,6 @@ from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.uvicorn_config import uvicorn_config
 from gateway.proxy.workers.channel import (
     REPORT_S,
-    Begin,
     Channel,
     KeyTableMessage,
     NewCertificate,
@@ -49,6 +48,7 @@ from gateway.proxy.workers.channel import (
     RequestsReport,
     RouteTableMessage,
     Shutdown,
+    WorkerSetup,
     receive_begin,
 )
 from gateway.proxy.workers.control_forwarder import ControlForwarder
@@ -69,11 +69,13 @@ _BACKLOG = 128
 class Worker:
     """Applies the messages of the control process, and reports to it."""
 
-    def __init__(self, index: int, begin: Begin, memory: SharedMemory, ledger: Ledger) -> None:
+    def __init__(
+        self, index: int, begin: WorkerSetup, memory: SharedMemory, ledger: Ledger
+    ) -> None:
         self.routes = SharedRoutes(begin, memory)
         origins = Origins(frozenset(begin.limits.origins))
         self.keys = Keys(None, None, failed_logins=FailedLogins(memory=memory), origins=origins)
-        self.limiter = SharedRateLimiter(memory, index, Teller(ledger, begin.prices))
+        self.limiter = SharedRateLimiter(memory, index, BudgetAdmission(ledger, begin.prices))
         self.metrics = AccessLog() if begin.access_log else Metrics()
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
@@ -84,7 +86,7 @@ class Worker:
         self.tls = (
             server_context(CertificatePair(begin.tls.chain, begin.tls.key)) if begin.tls else None
         )
-        self._take_keys(begin.keys)
+        self._set_keys(begin.keys)
 
     async def listen(self, channel: Channel) -> None:
         """Apply messages until the control process is gone."""
@@ -100,9 +102,9 @@ class Worker:
                         self._tables += 1
                         self._send_report(channel)
                     case KeyTableMessage() as keys:
-                        self._take_keys(keys)
+                        self._set_keys(keys)
                     case NewCertificate(chain, key):
-                        self._take_certificate(CertificatePair(chain, key))
+                        self._set_certificate(CertificatePair(chain, key))
                     case OtherLoads(in_flight):
                         self.routes.set_other_loads(in_flight)
                     case Shutdown(within_s):
@@ -119,17 +121,17 @@ class Worker:
             self.routes.set_other_loads(None)
             await reporting.close()
 
-    def _take_certificate(self, pair: CertificatePair) -> None:
+    def _set_certificate(self, pair: CertificatePair) -> None:
         if self.tls is not None:
             try:
                 pair.load_into(self.tls)
             except OSError as error:  # no free descriptor
                 log.warning("the worker keeps its former certificate: %s", error.strerror)
 
-    def _take_keys(self, table: KeyTableMessage) -> None:
-        self.keys.swap(table.keys, is_closed=table.closed)
+    def _set_keys(self, table: KeyTableMessage) -> None:
+        self.keys.swap(table.keys, is_closed=table.is_closed)
         self.limiter.rows = table.rows
-        self.limiter.keep(self.keys.table.keys)
+        self.limiter.retain(self.keys.table.keys)
 
     async def _report(self, channel: Channel) -> float:
         """Send one report. The seconds until the next."""
@@ -145,7 +147,7 @@ class Worker:
         return REPORT_S
 
     def _send_report(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
-        usage = self.metrics.usage.take()
+        usage = self.metrics.usage.drain()
         channel.send(
             Report(self.routes.loads(), samples, self._tables, self.routes.demand(), usage)
         )

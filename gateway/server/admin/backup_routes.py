@@ -37,9 +37,9 @@ async def backup(request: Request) -> StreamingResponse:
     gateway = gateway_of(request)
     gateway.store.changeable()
     # A file without a name disappears however the download ends.
-    file = tempfile.TemporaryFile(dir=gateway.front.settings.data)  # noqa: SIM115
+    file = tempfile.TemporaryFile(dir=gateway.serving.settings.data)  # noqa: SIM115
     try:
-        await asyncio.to_thread(write_backup, gateway.front.settings.data, file, __version__)
+        await asyncio.to_thread(write_backup, gateway.serving.settings.data, file, __version__)
         return Download(file)
     except BaseException:
         file.close()

@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from gateway.domain import Bench, BenchKept, BenchReport, Rival, Value
+from gateway.domain import Bench, BenchReport, Rival, StoredBench, Value
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.planner.explain import rival_words
 from gateway.proxy.api.error_bodies import errors
@@ -20,7 +20,7 @@ class RivalView(Value):
     """Another plan that is probably better than the running plan."""
 
     words: str
-    do: str
+    command: str
     gain: float = Field(description="factor of improvement for the model's objective")
     fingerprint: str
     engine: str
@@ -48,7 +48,7 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
     engine, ranks = str(plan.engine), plan.tensor_parallel.value
     return RivalView(
         words=rival_words(rival),
-        do=(
+        command=(
             f"`fitserve tune {name}` tries it, or FITSERVE_AUTO_TUNE=true while the model is idle;"
             f" or `fitserve set {name} --engine {engine} --tp {ranks}`."
         ),
@@ -61,10 +61,10 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
 @router.post(
     "/{name:path}/bench", status_code=201, responses=errors(NotFound, Conflict, StoreError)
 )
-async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
+async def store_bench(request: Request, name: str, body: BenchReport) -> BenchView:
     """Store a measurement of the running plan of a model, and learn from it."""
     gateway = gateway_of(request)
-    kept_bench: BenchKept = await gateway.tuning.measurements.store_report(name, body)
+    kept_bench: StoredBench = await gateway.tuning.measurements.store_report(name, body)
     rival = gateway.loop.fleet.model(name).rival
     return BenchView(
         bench=kept_bench.bench,

@@ -67,7 +67,7 @@ async def list_groups(request: Request) -> GroupList:
         )
         for name, budget in sorted(keyring.groups.items())
     ]
-    return GroupList(data=tuple(views), currency=gateway.front.prices.currency)
+    return GroupList(data=tuple(views), currency=gateway.serving.prices.currency)
 
 
 @router.put("/key-groups/{name}", responses=errors(BadRequest, StoreError))

@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from gateway.errors import Conflict, HostError, StoreError
-from gateway.measuring.calibration.calibrator import Calibrated
+from gateway.measuring.calibration.calibrator import CalibrationResult
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.gateway_parts import gateway_of
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 @router.post("/calibrate", responses=errors(Conflict, HostError, StoreError))
-async def calibrate(request: Request) -> Calibrated:
+async def calibrate(request: Request) -> CalibrationResult:
     """Measure all unused GPUs and store the results as facts. The measurement takes ten seconds or
     more, and no engine starts on these GPUs meanwhile."""
     gateway = gateway_of(request)
@@ -25,7 +25,7 @@ async def calibrate(request: Request) -> Calibrated:
     calibrator = gateway.calibrator
     store.changeable()
     hardware = await plan_preview.hardware()
-    with owner_commands.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
+    with owner_commands.reserve_gpus([gpu.uuid for gpu in hardware.gpus]) as holders:
         calibrated = await calibrator.measure(hardware, holders)
-        await asyncio.to_thread(store.keep_measurements, calibrated.facts)
+        await asyncio.to_thread(store.store_measurements, calibrated.facts)
     return calibrated

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import ModelRef, Value
-from gateway.models.catalog.disk import DiskJob, read_disk, revision_bytes, revision_of
+from gateway.models.catalog.disk import DiskJob, parse_revision, read_disk, revision_bytes
 from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -29,7 +29,7 @@ class RevisionView(Value):
     names: tuple[str, ...] = Field(
         description="branches and tags of the commit, if programs of this machine resolved them"
     )
-    ours: bool = Field(
+    is_from_fitserve: bool = Field(
         description="this or another gateway has served it; otherwise another program downloaded it"
     )
     missing: tuple[str, ...] = Field(
@@ -132,7 +132,7 @@ async def disk_of_models(request: Request) -> ModelsOnDisk:
     folders = {
         name: Path(source)
         for name, model in models.items()
-        if (source := model.wish.source or "").startswith("/") and revision_of(source) is None
+        if (source := model.wish.source or "").startswith("/") and parse_revision(source) is None
     }
 
     def read() -> ModelsOnDisk:
@@ -203,7 +203,7 @@ def revisions(model: ManagedModel) -> set[tuple[str, str]]:
         model.wish.drafter or "",
     ]
     sources += model.wish.loras.values()
-    return pairs | {pair for pair in map(revision_of, sources) if pair is not None}
+    return pairs | {pair for pair in map(parse_revision, sources) if pair is not None}
 
 
 def _models_by_snapshot(models: Mapping[str, ManagedModel]) -> dict[tuple[str, str], set[str]]:
@@ -215,5 +215,5 @@ def _models_by_snapshot(models: Mapping[str, ManagedModel]) -> dict[tuple[str, s
 
 
 def _disk_job(request: Request) -> DiskJob:
-    settings = gateway_of(request).front.settings
+    settings = gateway_of(request).serving.settings
     return DiskJob(str(settings.models), str(settings.data / "hub"), str(settings.data))

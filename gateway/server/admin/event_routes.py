@@ -103,7 +103,7 @@ async def stream(
         elif not has_moved:
             if log.is_over(number):
                 return
-            if not await log.more(_COMMENT_S):
+            if not await log.wait_for_events(_COMMENT_S):
                 yield b": still here\n\n"
 
 

@@ -34,7 +34,7 @@ class FactList(Value):
     data: tuple[FactView, ...]
 
 
-class FactsGiven(Value):
+class FactsImport(Value):
     """Facts in the form of `fitserve facts export`."""
 
     model_config = ConfigDict(defer_build=False)
@@ -48,7 +48,7 @@ async def list_facts(request: Request) -> Response:
     gateway = gateway_of(request)
     fleet = gateway.loop.fleet
     plan_preview = gateway.loop.plan_preview
-    profiles = gateway.front.profiles
+    profiles = gateway.serving.profiles
     store = gateway.store
     hardware, learned_facts = await asyncio.gather(
         plan_preview.hardware(), asyncio.to_thread(store.numbered_facts)
@@ -69,7 +69,7 @@ async def list_facts(request: Request) -> Response:
 
 
 @router.post("", status_code=201, responses=errors(Conflict, StoreError))
-async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
+async def import_facts(request: Request, body: FactsImport) -> dict[str, int]:
     """Add facts that another gateway learned. Facts that exist already are not added again."""
     gateway = gateway_of(request)
     store = gateway.store

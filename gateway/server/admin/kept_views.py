@@ -9,7 +9,7 @@ from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.model_rest import fingerprint, is_at_rest
 
 
-class KeptViews:
+class ViewCache:
     """The views of the list of models, by name. A view that depends on the time is not kept."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class KeptViews:
         values, text = self._texts.get(model.wish.name, ((), None))
         return text if values == fingerprint(model) and is_at_rest(model) else None
 
-    def keep(self, model: ManagedModel, text: str) -> None:
+    def store(self, model: ManagedModel, text: str) -> None:
         if is_at_rest(model):
             self._texts[model.wish.name] = fingerprint(model), text
 

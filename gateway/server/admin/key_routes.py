@@ -32,19 +32,19 @@ class KeyList(Value):
     data: tuple[KeyView, ...]
 
 
-class KeyMade(KeyView):
+class NewKey(KeyView):
     key: str = Field(description="shown only in this answer")
 
 
 @router.post("", status_code=201, responses=errors(Conflict, StoreError))
-async def make_key(request: Request, body: Grant) -> KeyMade:
+async def make_key(request: Request, body: Grant) -> NewKey:
     """Create a key, which is valid immediately."""
     keyring = gateway_of(request).keyring
     key = await asyncio.to_thread(keyring.add, body)
     created_key = next(
         stored_key for stored_key in keyring.stored_keys if stored_key.grant.name == body.name
     )
-    return KeyMade.model_validate(
+    return NewKey.model_validate(
         body.model_dump() | {"created_at": created_key.created_at, "key": key.reveal()}
     )
 
@@ -54,7 +54,7 @@ async def list_keys(request: Request) -> KeyList:
     """All keys, those of the settings first."""
     gateway = gateway_of(request)
     keyring = gateway.keyring
-    keys = gateway.front.keys
+    keys = gateway.serving.keys
     scopes: dict[str, tuple[Scope, ...]] = {"admin": ("admin",), "api": ("inference",)}
     fixed_keys = [
         KeyView(name=name, scopes=scopes[name])

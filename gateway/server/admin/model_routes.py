@@ -36,7 +36,7 @@ from gateway.errors import (
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.admin import bench_routes, launch_routes, tune_routes
 from gateway.server.admin.disk_routes import RemovedWeights, remove_with_weights
-from gateway.server.admin.kept_views import KeptViews
+from gateway.server.admin.kept_views import ViewCache
 from gateway.server.admin.model_views import ChangeAnswer, ModelList, ModelView, view
 from gateway.server.gateway_parts import Gateway, gateway_of
 from gateway.store.engine_logs import log_path, read_log
@@ -111,7 +111,7 @@ async def add_model(
 async def list_models(request: Request) -> Response:
     gateway = gateway_of(request)
     fleet, starts = gateway.loop.fleet, gateway.loop.starts
-    cache = KeptViews()  # The rendering of the first request serves all others too.
+    cache = ViewCache()  # The rendering of the first request serves all others too.
 
     async def render() -> bytes:
         views, renderings = [], 0
@@ -120,7 +120,7 @@ async def list_models(request: Request) -> Response:
             if text is None:
                 model_view = view(model, fleet.keep_alive_s(model.wish), starts)
                 text = model_view.model_dump_json()
-                cache.keep(model, text)
+                cache.store(model, text)
                 renderings += 1
                 if renderings % _VIEWS_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -144,7 +144,7 @@ async def logs(
     """The engine's log as text: of the running or last attempt, or of the given one."""
     gateway = gateway_of(request)
     fleet = gateway.loop.fleet
-    settings = gateway.front.settings
+    settings = gateway.serving.settings
     model = fleet.model(name)
     attempts = await asyncio.to_thread(gateway.store.attempts, model.wish.name)
     attempts_wanted = [entry for entry in attempts if attempt is None or entry.id == attempt]
@@ -214,12 +214,12 @@ async def change_model(
         wish = wish.evolve(commits=dict(result.commits))
     answer = _change_answer(model, wish, result)
     if not dry_run:
-        await loop.owner_commands.change(model, old_wish, wish, restarts=answer.anew)
+        await loop.owner_commands.change(model, old_wish, wish, restarts=answer.restarts_engines)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = result.decision if dry_run and result is not None else b"null"
     return _json_response(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision),
-        202 if answer.anew and not dry_run else 200,
+        202 if answer.restarts_engines and not dry_run else 200,
     )
 
 
@@ -249,7 +249,7 @@ def _change_answer(model: ManagedModel, wish: Wish, result: PlanResult | None) -
     changed_fields = diff_wishes(model.wish, wish)
     answer = ChangeAnswer(
         name=model.wish.name,
-        anew=result is not None
+        restarts_engines=result is not None
         and (
             not running_plans
             or plan is None

@@ -13,12 +13,12 @@ from gateway.controller.fleet.model_state import status
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.domain import (
     Abilities,
-    Asleep,
     Attempt,
     Decision,
     ExpectedStart,
     Failure,
     Plan,
+    SleepState,
     StartConditions,
     StartTime,
     Value,
@@ -29,7 +29,7 @@ from gateway.planner.explain import changes
 from gateway.server.admin.bench_routes import RivalView, rival_view
 
 
-class Follows(Value):
+class FollowUpStart(Value):
     """The start after a failure, and the differences of its plan from the failed plan."""
 
     attempt: int
@@ -52,16 +52,20 @@ class AttemptView(Value):
     )
     fingerprint: str
     max_model_len: int
-    otherwise: str = Field(description="differences of its plan from the engine's defaults")
+    default_differences: str = Field(
+        description="differences of its plan from the engine's defaults"
+    )
     instance: str
     started_at: float
     ready_at: float | None
     ended_at: float | None
     phases: dict[str, float] = Field(description="seconds of each phase of its start")
-    asleep: Asleep | None = Field(description="sleep of its engine; None: the engine is awake")
+    asleep: SleepState | None = Field(description="sleep of its engine; None: the engine is awake")
     failure: Failure | None
     failed_while: str | None = Field(description="phase of the failure, in words for users")
-    follows: Follows | None = Field(description="the next start of its replica after a failure")
+    follows: FollowUpStart | None = Field(
+        description="the next start of its replica after a failure"
+    )
 
 
 class StartView(Value):
@@ -87,7 +91,7 @@ class ReplicaView(Value):
         None, description="memory reserved for its engine on each GPU, or of RAM"
     )
     ready_at: float | None = Field(None, description="start of serving, in Unix seconds")
-    follows: Follows | None = Field(description="set if the attempt follows a failure")
+    follows: FollowUpStart | None = Field(description="set if the attempt follows a failure")
     start: StartView | None = Field(None, description="set while its engine starts")
 
 
@@ -127,12 +131,12 @@ class ModelView(Value):
 class ChangeAnswer(Value):
     """The effects of a change.
 
-    anew: whether engines are restarted.
+    restarts_engines: whether engines are restarted.
     plan: differences from the running plan.
     """
 
     name: str
-    anew: bool
+    restarts_engines: bool
     wish: tuple[Difference, ...]
     plan: tuple[Difference, ...] = ()
     commits: dict[str, str] = Field(description="commits of the new wish, by repository")
@@ -198,8 +202,8 @@ def _change_view(model: ManagedModel) -> ChangeView | None:
     change, generation = model.change, model.wanted_generation
     if change is None:
         return None
-    if change.refused:
-        state, detail = "refused", change.refused
+    if change.refusal_text:
+        state, detail = "refused", change.refusal_text
         if model.has_pending_changes:
             detail += "; its replicas are being restored"
     else:
@@ -263,13 +267,13 @@ def _start_view(replica: ReplicaState, starts: StartRecord) -> StartView | None:
     )
 
 
-def _follows(failed_attempt: Attempt, later_attempts: Iterable[Attempt]) -> Follows | None:
+def _follows(failed_attempt: Attempt, later_attempts: Iterable[Attempt]) -> FollowUpStart | None:
     following = next(
         (attempt for attempt in later_attempts if attempt.replica == failed_attempt.replica), None
     )
     if failed_attempt.failure is None or following is None:
         return None
-    return Follows(
+    return FollowUpStart(
         attempt=following.id,
         failure=failed_attempt.failure.kind,
         differs=diff_plans(failed_attempt.plan, following.plan),
@@ -286,7 +290,7 @@ def _attempt_view(attempt: Attempt, later_attempts: Iterable[Attempt]) -> Attemp
         digest=attempt.plan.engine.digest,
         fingerprint=attempt.fingerprint,
         max_model_len=attempt.plan.max_model_len.value,
-        otherwise=changes(attempt.plan),
+        default_differences=changes(attempt.plan),
         instance=attempt.instance_name,
         started_at=attempt.started_at,
         ready_at=attempt.ready_at,

@@ -14,7 +14,7 @@ from gateway.server.gateway_parts import gateway_of
 router = APIRouter(prefix="/admin/requests", tags=["admin"])
 
 
-class Ended(Value):
+class EndedRequest(Value):
     cancelled: int = Field(description="how many requests had this id")
 
 
@@ -27,7 +27,7 @@ async def requests(request: Request) -> RequestsInFlight:
 
 
 @router.delete("/{id:path}", responses=errors(NotFound))
-async def cancel(request: Request, id: str) -> Ended:  # noqa: A002 - the name in the path
+async def cancel(request: Request, id: str) -> EndedRequest:  # noqa: A002 - the name in the path
     """End every request in flight with this id. The engine of a request is released immediately,
     and its client gets an error (403, `cancelled`), in a stream as an event."""
     in_flight = gateway_of(request).in_flight
@@ -37,4 +37,4 @@ async def cancel(request: Request, id: str) -> Ended:  # noqa: A002 - the name i
             "No request with this id is in flight.",
             hint="It may have ended. GET /admin/requests lists the requests in flight.",
         )
-    return Ended(cancelled=cancelled)
+    return EndedRequest(cancelled=cancelled)

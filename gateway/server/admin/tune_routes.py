@@ -37,11 +37,11 @@ class TuneBody(Value):
     status_code=202,
     responses=errors(NotFound, Conflict, BadModel, HostError, StoreError),
 )
-async def begin_tuning(request: Request, name: str, body: TuneBody) -> TuningReport:
+async def start_tuning(request: Request, name: str, body: TuneBody) -> TuningReport:
     """Search for a faster plan by trials on this machine. Nothing of the model changes. The answer
     is 202, and GET shows the progress."""
     options = SearchOptions(body.minutes * 60, may_be_away=body.offline, allows_lossy=body.lossy)
-    return await gateway_of(request).tuning.tunings.begin(name, options)
+    return await gateway_of(request).tuning.tunings.start(name, options)
 
 
 @router.get("/{name:path}/tune", responses=errors(NotFound))

@@ -24,7 +24,7 @@ _EPOCH = date(1970, 1, 1)
 _DAYS = 30
 
 
-class Used(Value):
+class UsageView(Value):
     """A row of usage. Fields that `by` does not name are None."""
 
     day: date | None = Field(description="a day in UTC")
@@ -34,7 +34,7 @@ class Used(Value):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = Field(description="prompt tokens found in a cache, if engines report them")
-    untold_requests: int = Field(
+    requests_without_usage: int = Field(
         description=(
             "requests with unknown tokens: mostly streams without `include_usage`, and answers"
             " whose client left"
@@ -42,14 +42,14 @@ class Used(Value):
     )
     estimated_tokens: int = Field(
         description=(
-            "the gateway's estimate of the missing tokens of `untold_requests`, from the bytes of"
-            " requests and answers; in no other sum"
+            "the gateway's estimate of the missing tokens of `requests_without_usage`, from the"
+            " bytes of requests and answers; in no other sum"
         )
     )
 
 
 class UsageList(Value):
-    data: tuple[Used, ...]
+    data: tuple[UsageView, ...]
     first: date
     last: date
 
@@ -123,8 +123,8 @@ def _named_columns(columns: str) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part in names)
 
 
-def _used_view(row: UsageRow, columns: tuple[Part, ...]) -> Used:
-    return Used(
+def _used_view(row: UsageRow, columns: tuple[Part, ...]) -> UsageView:
+    return UsageView(
         day=_EPOCH + timedelta(days=row.day) if "day" in columns else None,
         key=row.key if "key" in columns else None,
         model=row.model if "model" in columns else None,
@@ -132,7 +132,7 @@ def _used_view(row: UsageRow, columns: tuple[Part, ...]) -> Used:
     )
 
 
-def _csv_text(usage_rows: Iterable[Used], columns: tuple[Part, ...]) -> str:
+def _csv_text(usage_rows: Iterable[UsageView], columns: tuple[Part, ...]) -> str:
     file = io.StringIO()
     names = [*columns, *UsageRow._fields[3:]]
     writer = csv.writer(file)

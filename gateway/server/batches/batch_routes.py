@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Query, Request
 
-from gateway.errors import BadRequest, Conflict, NotFound, QuotaReached, StoreError
+from gateway.errors import BadRequest, Conflict, NotFound, QuotaReachedError, StoreError
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.batches.owner import owner_of
 from gateway.server.batches.page import page
@@ -14,7 +14,7 @@ from gateway.server.gateway_parts import gateway_of
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
-@router.post("", responses=errors(BadRequest, NotFound, QuotaReached, StoreError))
+@router.post("", responses=errors(BadRequest, NotFound, QuotaReachedError, StoreError))
 async def make_batch(request: Request, body: NewBatch) -> BatchView:
     """Run the requests of a file in the name of the caller's key. All lines are checked first."""
     batches = gateway_of(request).batches

@@ -28,7 +28,7 @@ from gateway.errors import (
     Conflict,
     FitserveError,
     NotReady,
-    QuotaReached,
+    QuotaReachedError,
     UpstreamError,
     short_reason,
 )
@@ -128,7 +128,7 @@ class BatchRun:
         async with self._lock:
             if self.record.status in ("validating", "in_progress"):
                 await self._save(self._next_record("cancelling"))
-                self._end("cancelled")
+                self._stop_run("cancelled")
             elif self.record.status != "cancelling":
                 raise ended_error(self.record)
         return self.record
@@ -137,7 +137,7 @@ class BatchRun:
         """End the batch where its key may not send requests any more."""
         if self._parts.key_of(self.record.owner) is None:
             message = f"The key '{self.record.key_name}' was revoked, or has ended."
-            self._end("failed", BatchError(code="key_revoked", message=message))
+            self._stop_run("failed", BatchError(code="key_revoked", message=message))
 
     async def run(self) -> None:
         """Run the batch to its end. A cancelled run is continued by a later one."""
@@ -145,7 +145,7 @@ class BatchRun:
         if self.record.status == "validating" and self._cause is None and not await self._check():
             return
         writer = self._writer = ResultWriter(
-            self.record, self._parts.store, self._parts.threads, self._note_full_quota
+            self.record, self._parts.store, self._parts.threads, self._record_full_quota
         )
         try:
             await self._parts.threads.run(writer.open)
@@ -161,13 +161,13 @@ class BatchRun:
 
     # --- states ---
 
-    def _end(self, cause: Cause, *errors: BatchError) -> None:
+    def _stop_run(self, cause: Cause, *errors: BatchError) -> None:
         if self._cause is None:
             self._cause, self._errors = cause, errors
         self._halt.set()
 
-    def _note_full_quota(self, error: QuotaReached) -> None:
-        self._end("failed", BatchError(code=error.code, message=str(error)))
+    def _record_full_quota(self, error: QuotaReachedError) -> None:
+        self._stop_run("failed", BatchError(code=error.code, message=str(error)))
 
     def _next_record(self, status: BatchStatus, **changes: object) -> BatchRecord:
         times = {**self.record.times, status: time.time()}
@@ -176,7 +176,7 @@ class BatchRun:
     async def _save(self, record: BatchRecord) -> None:
         await self._parts.threads.run(self._parts.store.save_batch, record)
         self.record = record
-        self._parts.store.note_batch(record)  # lines may have shown the former state meanwhile
+        self._parts.store.record_batch(record)  # lines may have shown the former state meanwhile
 
     async def _enter(self, status: BatchStatus, **changes: object) -> None:
         """Enter a state, as soon as the disk has room for it."""
@@ -207,7 +207,7 @@ class BatchRun:
     def _show_counts(self) -> None:
         writer = self._writer
         self.record = self.record.evolve(completed=writer.answer_count, failed=writer.error_count)
-        self._parts.store.note_batch(self.record)
+        self._parts.store.record_batch(self.record)
 
     # --- validating ---
 
@@ -247,7 +247,7 @@ class BatchRun:
             while not feeding.done() and self._cause is None:
                 rest_s = self.record.expires_at - time.time()
                 if rest_s <= 0:
-                    self._end("expired")
+                    self._stop_run("expired")
                     break
                 await asyncio.wait(
                     {feeding, halting},
@@ -288,18 +288,18 @@ class BatchRun:
                 await places.wait(place)
                 if self._pause_s is not None:
                     return
-                places.take(place)
-                self._note_start(line)
+                places.acquire(place)
+                self._record_start(line)
                 task = group.create_task(self._answer(line))
                 # A task that is cancelled before its first step runs no line of its function.
-                task.add_done_callback(partial(self._note_end, line.number, place))
+                task.add_done_callback(partial(self._record_end, line.number, place))
 
-    def _note_start(self, line: InputLine) -> None:
+    def _record_start(self, line: InputLine) -> None:
         self._last_start = max(self._last_start, InputStart(line.number, line.offset))
         self._open_offsets[line.number] = line.offset
         self._sent_lines.add(line.number)
 
-    def _note_end(self, number: int, place: LinePlace, _: object) -> None:
+    def _record_end(self, number: int, place: LinePlace, _: object) -> None:
         self._parts.places.release(place)
         self._sent_lines.discard(number)
         self._change.set()
@@ -311,7 +311,7 @@ class BatchRun:
             try:
                 group = await self._parts.threads.run(_read_ahead, lines)
             except (OSError, InputProblem) as error:
-                self._end("failed", _input_error(error))
+                self._stop_run("failed", _input_error(error))
                 return
             if not group:
                 return
@@ -345,7 +345,7 @@ class BatchRun:
     async def _result(self, line: InputLine) -> LineResult | None:
         """The result of a line after few tries; None: the line has to wait."""
         while True:
-            answer, reason = await self._ask(line)
+            answer, reason = await self._send(line)
             body = None if answer is None else await self._plain_body(answer.body)
             status, code = (answer.status, answer.error_code) if answer else (None, "")
             failures = self._failures[line.number]
@@ -378,7 +378,7 @@ class BatchRun:
         key = self._parts.key_of(self.record.owner)
         return key is None or bool(self._parts.model_problem(key, self.record.endpoint, model))
 
-    async def _ask(self, line: InputLine) -> tuple[LineReply | None, str]:
+    async def _send(self, line: InputLine) -> tuple[LineReply | None, str]:
         """The answer to a line, and the reason of none."""
         key = self._parts.key_of(self.record.owner)
         if key is None:
@@ -417,7 +417,7 @@ class BatchRun:
                     self._writer.write(results)
                     results = []
             self._writer.write(results)
-        except (QuotaReached, OSError, InputProblem) as error:
+        except (QuotaReachedError, OSError, InputProblem) as error:
             log.warning(
                 "lines of a batch that has ended get no result",
                 batch=self.record.id,
@@ -430,7 +430,7 @@ class BatchRun:
         if self._cause is None:
             await self._enter("finalizing")
         await self._write_for_certain(
-            partial(self._parts.threads.run, self._keep_results),
+            partial(self._parts.threads.run, self._store_results),
             "results of a batch cannot be kept, and wait",
         )
         output_bytes, error_bytes = self._writer.sizes
@@ -449,7 +449,7 @@ class BatchRun:
             failed=self.record.failed,
         )
 
-    def _keep_results(self) -> None:
+    def _store_results(self) -> None:
         record, now = self.record, time.time()
         for id_, size, kind in zip(
             (record.output_id, record.error_id),

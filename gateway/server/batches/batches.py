@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gateway.errors import BadRequest, Busy, FitserveError
-from gateway.keys import digest_of
+from gateway.keys import hash_key
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
 from gateway.proxy.api import endpoints
 from gateway.secret import Secret
@@ -27,7 +27,7 @@ from gateway.supervision import SupervisedTask
 
 if TYPE_CHECKING:
     from gateway.server.gateway_app import GatewayApp
-    from gateway.server.gateway_parts import Front
+    from gateway.server.gateway_parts import ServingParts
 
 # Concurrent uploads; each has some mebibytes in memory.
 _MAX_UPLOADS = 16
@@ -41,7 +41,7 @@ _KEY_CHARACTERS, _VALUE_CHARACTERS = 64, 512
 class Batches:
     """Runs the batches of one process, which owns the data folder."""
 
-    def __init__(self, app: GatewayApp, front: Front) -> None:
+    def __init__(self, app: GatewayApp, front: ServingParts) -> None:
         settings = front.settings
         quotas = Quotas(
             settings.batch_file_bytes,
@@ -82,13 +82,13 @@ class Batches:
         """Go on with all batches that have not ended."""
         self._sweeping = SupervisedTask(self._sweep, "removing files that have expired")
         for record in self.store.unfinished_batches():
-            self._begin(record.id)
+            self._start(record.id)
 
     def stop(self) -> None:
         """Begin to end all runs, because the gateway stops; the next gateway goes on with them."""
         self.store.is_closed = True
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end_tasks())
+            self._ending = asyncio.create_task(self._stop_tasks())
 
     async def close(self) -> None:
         """End all runs. Returns when they have ended."""
@@ -97,7 +97,7 @@ class Batches:
             await self._ending
         self._client.close()
 
-    async def _end_tasks(self) -> None:
+    async def _stop_tasks(self) -> None:
         tasks = [*self._tasks.values(), *([self._sweeping] if self._sweeping else [])]
         if tasks:
             await asyncio.gather(*(task.close() for task in tasks))
@@ -106,7 +106,7 @@ class Batches:
         """End the batches of keys that were revoked, and forget tokens of such keys."""
         valid_keys = self._front.keys.table.keys
         self._tokens = {
-            owner: token for owner, token in self._tokens.items() if digest_of(token) in valid_keys
+            owner: token for owner, token in self._tokens.items() if hash_key(token) in valid_keys
         }
         for run in list(self._runs.values()):
             run.review()
@@ -114,8 +114,8 @@ class Batches:
     # --- calls of clients ---
 
     async def create(self, key: Key, body: NewBatch) -> BatchRecord:
-        """A new batch, which begins to run. Raises BadRequest, NotFound, QuotaReached, NotReady,
-        OSError."""
+        """A new batch, which begins to run. Raises BadRequest, NotFound, QuotaReachedError,
+        NotReady, OSError."""
         _check_metadata(body.metadata)
         now = time.time()
         lifetime_s = self.store.quotas.days * _DAY_S
@@ -136,7 +136,7 @@ class Batches:
             output_s=lifetime_s,
         )
         await self.threads.run(self.store.add_batch, record)
-        self._begin(record.id)
+        self._start(record.id)
         return record
 
     async def cancel(self, owner: str, id_: str) -> BatchRecord:
@@ -170,7 +170,7 @@ class Batches:
 
     # --- runs ---
 
-    def _begin(self, id_: str) -> None:
+    def _start(self, id_: str) -> None:
         async def step() -> None:
             record = self.store.record(id_)
             if record is None or record.has_ended:
@@ -195,7 +195,7 @@ class Batches:
             return None
         owner = owner_of(key)
         token = self._tokens.get(owner)
-        if token is None or digest_of(token) not in self._front.keys.table.keys:
+        if token is None or hash_key(token) not in self._front.keys.table.keys:
             token = self._tokens[owner] = self._front.keys.issue_token(key)
             if self._front.workers is not None:
                 self._front.workers.publish_keys()

@@ -39,13 +39,13 @@ class FileForm:
         self._parser = MultipartParser(
             boundary,
             {
-                "on_part_begin": self._begin_part,
+                "on_part_begin": self._start_part,
                 "on_header_field": self._read_header_name,
                 "on_header_value": self._read_header,
-                "on_header_end": self._end_header,
-                "on_headers_finished": self._end_headers,
+                "on_header_end": self._finish_header,
+                "on_headers_finished": self._finish_headers,
                 "on_part_data": self._read_data,
-                "on_end": self._end,
+                "on_end": self._finish,
             },
             max_header_count=_HEADERS,
             max_header_size=_HEADER_BYTES,
@@ -60,7 +60,7 @@ class FileForm:
 
     # --- called by the parser ---
 
-    def _begin_part(self) -> None:
+    def _start_part(self) -> None:
         self._headers = {}
 
     def _read_header_name(self, data: bytes, start: int, end: int) -> None:
@@ -69,11 +69,11 @@ class FileForm:
     def _read_header(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
 
-    def _end_header(self) -> None:
+    def _finish_header(self) -> None:
         self._headers[self._header_name.lower()] = self._header
         self._header_name = self._header = b""
 
-    def _end_headers(self) -> None:
+    def _finish_headers(self) -> None:
         kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name", b"").decode(errors="replace")
         if kind != b"form-data" or not name:
@@ -98,7 +98,7 @@ class FileForm:
             raise BadRequest(f"The field {self._field[:100]} is too long.", hint=_HINT)
         self.fields[self._field] = text
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self.is_complete = True
 
 

@@ -8,7 +8,15 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
-from gateway.errors import BadRequest, Busy, Conflict, NotFound, QuotaReached, StoreError, TooLarge
+from gateway.errors import (
+    BadRequest,
+    Busy,
+    Conflict,
+    NotFound,
+    QuotaReachedError,
+    StoreError,
+    TooLarge,
+)
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.batches.batches import Batches
 from gateway.server.batches.file_form import FileForm
@@ -54,7 +62,7 @@ _FORM = {
 
 @router.post(
     "",
-    responses=errors(BadRequest, TooLarge, QuotaReached, Busy, StoreError),
+    responses=errors(BadRequest, TooLarge, QuotaReachedError, Busy, StoreError),
     openapi_extra=_FORM,
 )
 async def upload_file(request: Request) -> FileView:
@@ -79,7 +87,7 @@ async def _receive(request: Request, batches: Batches) -> FileRecord:
                 pieces, size = [], 0
         await run(form.feed, b"".join(pieces))
         lifetime_s = _lifetime_s(form, batches.store.quotas.days)
-        return await run(new_file.keep, form.filename or "", "batch", lifetime_s)
+        return await run(new_file.store, form.filename or "", "batch", lifetime_s)
     except ClientDisconnect:
         raise BadRequest("The upload broke off.", hint="Send the file again.") from None
     finally:

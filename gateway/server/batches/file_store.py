@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from gateway.errors import Conflict, NotFound, NotReady, QuotaReached
+from gateway.errors import Conflict, NotFound, NotReady, QuotaReachedError
 from gateway.proxy.api.protocol import file_too_large_error
 from gateway.server.batches.record_folder import RecordFolder, is_record_name
 from gateway.server.batches.records import BatchRecord, FilePurpose, FileRecord
@@ -83,16 +83,16 @@ class FileStore:
     # --- bytes ---
 
     def grow(self, owner: str, count: int) -> None:
-        """Count bytes that will be written for an owner. Raises QuotaReached."""
+        """Count bytes that will be written for an owner. Raises QuotaReachedError."""
         quotas = self.quotas
         with self._lock:
             if self._bytes[owner] + count > quotas.key_bytes:
-                raise QuotaReached(
+                raise QuotaReachedError(
                     f"The files of this key would take more than {quotas.key_bytes:,} bytes.",
                     hint="Delete files, or ask the operator to raise FITSERVE_BATCH_KEY_BYTES.",
                 )
             if self._bytes.total() + count > quotas.total_bytes:
-                raise QuotaReached(
+                raise QuotaReachedError(
                     f"The files of all keys would take more than {quotas.total_bytes:,} bytes.",
                     hint="Delete files, or ask the operator to raise FITSERVE_BATCH_TOTAL_BYTES.",
                 )
@@ -146,7 +146,7 @@ class FileStore:
     def check_new_file(self, owner: str) -> None:
         """Raise QuotaReached where an owner has as many files as it may."""
         if len(self.files(owner)) >= MAX_FILES:
-            raise QuotaReached(
+            raise QuotaReachedError(
                 f"This key has {MAX_FILES} files.", hint="Delete those that are of no use any more."
             )
 
@@ -221,14 +221,14 @@ class FileStore:
             return [record for record in self._batches.records.values() if not record.has_ended]
 
     def add_batch(self, record: BatchRecord) -> None:
-        """Add a batch. Raises NotFound for its input, QuotaReached, NotReady, OSError."""
+        """Add a batch. Raises NotFound for its input, QuotaReachedError, NotReady, OSError."""
         with self._lock:
             self.check_open()
             self.file(record.owner, record.input_file_id)
             batches = self.batches(record.owner)
             runs = [batch for batch in batches if not batch.has_ended]
             if len(runs) >= MAX_RUNS or len(batches) >= MAX_BATCHES:
-                raise QuotaReached(
+                raise QuotaReachedError(
                     f"This key has {len(runs)} batches that have not ended, and {len(batches)} in"
                     " all.",
                     hint=f"At most {MAX_RUNS} run and {MAX_BATCHES} are kept. Wait, or cancel one.",
@@ -246,7 +246,7 @@ class FileStore:
             self.check_open()
             self._batches.save(record)
 
-    def note_batch(self, record: BatchRecord) -> None:
+    def record_batch(self, record: BatchRecord) -> None:
         """Show a batch with new counts, which its result files have on the disk. Never blocks."""
         self._batches.records[record.id] = record
 
@@ -270,7 +270,7 @@ class NewFile:
     """An upload under way. Every method blocks for disk writes."""
 
     def __init__(self, store: FileStore, owner: str) -> None:
-        """Begin an upload. Raises QuotaReached, OSError."""
+        """Begin an upload. Raises QuotaReachedError, OSError."""
         store.check_new_file(owner)
         self.id = new_id("file-")
         self.size = 0
@@ -282,14 +282,14 @@ class NewFile:
         self._file: BinaryIO = open(self._path, "wb", opener=_open_private)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
-        """Append bytes. Raises TooLarge, QuotaReached, OSError."""
+        """Append bytes. Raises TooLarge, QuotaReachedError, OSError."""
         if self.size + len(data) > self._store.quotas.file_bytes:
             raise file_too_large_error(self._store.quotas.file_bytes)
         self._store.grow(self._owner, len(data))
         self.size += len(data)
         self._file.write(data)
 
-    def keep(self, filename: str, purpose: FilePurpose, lifetime_s: float) -> FileRecord:
+    def store(self, filename: str, purpose: FilePurpose, lifetime_s: float) -> FileRecord:
         """Make the bytes a file, which is on the disk then. Raises NotReady, OSError."""
         self._store.check_open()
         self._file.flush()

@@ -76,7 +76,7 @@ class LineClient:
                 writer.close()
                 continue
             try:
-                return await self._ask((reader, writer), path, body, token)
+                return await self._send((reader, writer), path, body, token)
             except _NoAnswerError:
                 continue  # the other end closed the connection meanwhile
         try:
@@ -85,9 +85,9 @@ class LineClient:
             raise NotReady(
                 f"The data plane takes no connection: {short_reason(error)}.", hint="Try again."
             ) from None
-        return await self._ask(streams, path, body, token)
+        return await self._send(streams, path, body, token)
 
-    async def _ask(
+    async def _send(
         self, streams: Streams, path: str, body: bytes, token: Secret | None
     ) -> LineReply:
         reader, writer = streams

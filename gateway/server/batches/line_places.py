@@ -94,7 +94,7 @@ class LinePlaces:
         finally:
             del self._turns[turn]
 
-    def take(self, place: LinePlace) -> None:
+    def acquire(self, place: LinePlace) -> None:
         self._models[place.model] += 1
         self._owners[place.owner] += 1
         self._bytes += place.size

@@ -35,14 +35,14 @@ class ReadingTurns:
         """Hold a turn, as soon as there is one for a batch of that age."""
         await self._wait(_Applicant(made_at, owner))
         self._owners[owner] += 1
-        self._wake_all()
+        self._notify_all()
         try:
             yield
         finally:
             self._owners[owner] -= 1
             if not self._owners[owner]:
                 del self._owners[owner]
-            self._wake_all()
+            self._notify_all()
 
     async def _wait(self, applicant: _Applicant) -> None:
         self._applicants.append(applicant)
@@ -53,7 +53,7 @@ class ReadingTurns:
                 await applicant.wake.wait()
         finally:
             self._applicants.remove(applicant)
-            self._wake_all()
+            self._notify_all()
 
     def _next_applicant(self) -> _Applicant | None:
         """The applicant that may have a turn now; None: none may."""
@@ -68,6 +68,6 @@ class ReadingTurns:
             None,
         )
 
-    def _wake_all(self) -> None:
+    def _notify_all(self) -> None:
         for applicant in self._applicants:
             applicant.wake.set()

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gateway.errors import QuotaReached
+from gateway.errors import QuotaReachedError
 from gateway.logging import Logger
 from gateway.server.batches.file_store import FileStore
 from gateway.server.batches.file_threads import FileThreads
@@ -41,7 +41,7 @@ class ResultWriter:
         record: BatchRecord,
         store: FileStore,
         threads: FileThreads,
-        on_full: Callable[[QuotaReached], object],
+        on_full: Callable[[QuotaReachedError], object],
     ) -> None:
         """on_full: called where the quota has no room for more results."""
         self.marks = bytearray(record.total)
@@ -105,7 +105,7 @@ class ResultWriter:
         while True:
             try:
                 await self._threads.run(self.write, results)
-            except QuotaReached as error:
+            except QuotaReachedError as error:
                 if len(results) > 1:  # some of them may have room
                     for result in results:
                         if not await self._write([result]):
@@ -124,7 +124,7 @@ class ResultWriter:
                 return True
 
     def write(self, results: Sequence[LineResult]) -> None:
-        """Write results and mark their lines. Blocks. Raises QuotaReached, OSError."""
+        """Write results and mark their lines. Blocks. Raises QuotaReachedError, OSError."""
         for file, is_error in ((self._output, False), (self._errors, True)):
             part = [
                 result

@@ -45,7 +45,7 @@ async def metrics(request: Request) -> PlainTextResponse:
 
 
 async def _metrics_text(gateway: Gateway) -> bytes:
-    front, loop = gateway.front, gateway.loop
+    front, loop = gateway.serving, gateway.loop
     facts = await asyncio.to_thread(gateway.store.fact_counts)
     models = loop.fleet.models
     samples = [

@@ -25,12 +25,12 @@ class UsageKeeper:
         self._table = table
         self._is_failing = False
         self._lock = asyncio.Lock()
-        self._keeping = SupervisedTask(self._keep_usage, "storing usage")
+        self._keeping = SupervisedTask(self._store_usage, "storing usage")
 
     async def flush(self) -> bool:
         """Store all counts. Returns whether they are on the disk."""
         async with self._lock:
-            rows = self._counter.take()
+            rows = self._counter.drain()
             if not rows:
                 return True
             try:
@@ -50,5 +50,5 @@ class UsageKeeper:
         await self._keeping.close()
         await self.flush()
 
-    async def _keep_usage(self) -> float:
+    async def _store_usage(self) -> float:
         return _KEEP_S if await self.flush() else _RETRY_S

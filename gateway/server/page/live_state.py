@@ -49,7 +49,7 @@ class LiveGpu(TypedDict):
     processes: list[GpuUser]
 
 
-class LivePrepared(TypedDict):
+class LivePreparedEngine(TypedDict):
     """A process that has imported an engine, and forks the next ones. `bytes`: its memory."""
 
     engine: str
@@ -84,7 +84,7 @@ class LiveMachine(TypedDict):
     cuda: str | None
     notes: list[str]
     holders: list[GpuEngine]
-    prepared: list[LivePrepared]
+    prepared: list[LivePreparedEngine]
     nodes: list[LiveNode]
 
 
@@ -204,8 +204,8 @@ def live_machine(
                 else None
             ),
             unified=gpu.memory_kind == "unified",
-            lost=gpu.lost,
-            kept=gpu.kept,
+            lost=gpu.loss_reason,
+            kept=gpu.reservation_reason,
             holders=holders.get(gpu.uuid, []),
             processes=[
                 GpuUser(pid=process.pid, name=process.name, bytes=process.used_bytes)
@@ -226,7 +226,7 @@ def live_machine(
         notes=list(hardware.notes),
         holders=holders.get("", []),
         prepared=[
-            LivePrepared(
+            LivePreparedEngine(
                 engine=engine_process.engine,
                 pid=engine_process.pid,
                 since=engine_process.since,
@@ -296,7 +296,11 @@ def _live_model(
         used_at=round(model.used_at) or None,
         stopped=model.is_stopped,
         deleting=model.is_deleting,
-        change=None if model.change is None else "refused" if model.change.refused else "underway",
+        change=None
+        if model.change is None
+        else "refused"
+        if model.change.refusal_text
+        else "underway",
         better=model.rival is not None,
         inputs=next(
             (

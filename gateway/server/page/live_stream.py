@@ -29,11 +29,11 @@ from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.proxy.metrics.counters import Sample
-from gateway.proxy.routing.in_flight import InFlight
+from gateway.proxy.routing.in_flight import InFlightRow
 from gateway.proxy.routing.routes import Routes
 from gateway.server.gateway_parts import gateway_of
 from gateway.server.page.live_state import live_machine, live_models
-from gateway.server.page.traffic_history import Point, TrafficHistory
+from gateway.server.page.traffic_history import TrafficHistory, TrafficPoint
 
 if TYPE_CHECKING:
     from gateway.controller.loop import Loop
@@ -90,7 +90,7 @@ class LiveStream:
         loop: Loop,
         routes: Routes,
         samples: Callable[[], list[Sample]],
-        in_flight: InFlight,
+        in_flight: InFlightRow,
         keys: Keys,
         machine_facts: Mapping[str, Any],
     ) -> None:
@@ -111,7 +111,7 @@ class LiveStream:
         self._machine_facts = machine_facts
         self._traffic = TrafficHistory()
         self._parts: dict[str, tuple[int, bytes]] = {}
-        self._points: list[tuple[int, Point]] = []
+        self._points: list[tuple[int, TrafficPoint]] = []
         self._version = 0
         self._frames: dict[int, bytes] = {}
         self._slow_at = 0.0
@@ -260,14 +260,14 @@ class LiveStream:
         """Processes and machines as the host answers, or as it did before while it is slow: a
         silent machine of a cluster takes seconds, and pages wait for each look."""
         if self._host_question is None:
-            self._host_question = asyncio.create_task(self._ask_host())
+            self._host_question = asyncio.create_task(self._query_host())
         await asyncio.wait({self._host_question}, timeout=_HOST_PATIENCE_S)
         if self._host_question.done():
             host_question, self._host_question = self._host_question, None
             self._host_answers = host_question.result()
         return self._host_answers
 
-    async def _ask_host(self) -> HostAnswers:
+    async def _query_host(self) -> HostAnswers:
         machines = self._machines.machine_views() if self._machines else _no_machines()
         prepared_views, nodes = await asyncio.gather(
             _answer(self._read_prepared()), _answer(machines)

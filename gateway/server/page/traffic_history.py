@@ -29,7 +29,7 @@ class TrafficRates(TypedDict):
     first_p95_s: float | None
 
 
-class Point(TypedDict):
+class TrafficPoint(TypedDict):
     """The traffic of all models at one time.
 
     `models`: those whose counts changed.
@@ -55,11 +55,11 @@ class TrafficHistory:
     """Points, oldest first. Each covers the time since the previous one."""
 
     def __init__(self) -> None:
-        self.points: deque[Point] = deque(maxlen=MAX_POINTS)
+        self.points: deque[TrafficPoint] = deque(maxlen=MAX_POINTS)
         self._former_counts: dict[str, _Count] | None = None
         self._at = 0.0
 
-    def add(self, samples: Iterable[Sample], time: float) -> Point | None:
+    def add(self, samples: Iterable[Sample], time: float) -> TrafficPoint | None:
         """The next point; None: there is no earlier count to compare with, or none for long."""
         counts = _count_samples(samples)
         former_counts = self._former_counts
@@ -72,7 +72,7 @@ class TrafficHistory:
             for name, count in counts.items()
             if name and count != former_counts.get(name)
         }
-        point = Point(at=round(time, 1), models=flows)
+        point = TrafficPoint(at=round(time, 1), models=flows)
         # A clock that was set back leaves later points behind.
         while self.points and self.points[-1]["at"] >= point["at"]:
             self.points.pop()

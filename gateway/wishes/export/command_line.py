@@ -28,7 +28,7 @@ def command_line(start: EngineStart) -> list[str]:
         arguments += [
             "--mount",
             f"type={mount.kind},source={mount.source},target={mount.target}"
-            + (",readonly" if mount.read_only else ""),
+            + (",readonly" if mount.is_read_only else ""),
         ]
     for name, value in start.variables.items():
         arguments += ["--env", f"{name}={value}"]

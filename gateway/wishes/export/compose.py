@@ -21,7 +21,7 @@ def compose(start: EngineStart) -> dict[str, Any]:
                 "type": mount.kind,
                 "source": _compose_literal(mount.source),
                 "target": _compose_literal(mount.target),
-                "read_only": mount.read_only,
+                "read_only": mount.is_read_only,
             }
             for mount in start.mounts
         ],

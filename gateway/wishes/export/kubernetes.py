@@ -67,12 +67,12 @@ def service(start: EngineStart, selector: dict[str, str]) -> dict[str, Any]:
 def _named_volumes(start: EngineStart) -> dict[str, _Volume]:
     volumes: dict[str, _Volume] = {
         f"model-{number}": (
-            ({"hostPath": {"path": mount.source}}, mount.target, mount.read_only)
+            ({"hostPath": {"path": mount.source}}, mount.target, mount.is_read_only)
             if mount.kind == "bind"
             else (
                 {"persistentVolumeClaim": {"claimName": mount.source}},
                 mount.target,
-                mount.read_only,
+                mount.is_read_only,
             )
         )
         for number, mount in enumerate(start.mounts)

@@ -26,10 +26,12 @@ def leader_worker_set(
     """
     labels = {"app.kubernetes.io/name": leader.name}
 
-    def template(start: EngineStart, *, answers: bool) -> dict[str, Any]:
+    def template(start: EngineStart, *, answers_requests: bool) -> dict[str, Any]:
         return {
             "metadata": {"labels": labels},
-            "spec": pod_spec(start, _pod_container(start, address, answers=answers)),
+            "spec": pod_spec(
+                start, _pod_container(start, address, answers_requests=answers_requests)
+            ),
         }
 
     group = {
@@ -42,8 +44,8 @@ def leader_worker_set(
                 "size": pods,
                 # A lost rank leaves the variables waiting.
                 "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": template(leader, answers=True),
-                "workerTemplate": template(worker, answers=False),
+                "leaderTemplate": template(leader, answers_requests=True),
+                "workerTemplate": template(worker, answers_requests=False),
             },
         },
     }
@@ -51,9 +53,9 @@ def leader_worker_set(
     return [group, service(leader, first)]
 
 
-def _pod_container(start: EngineStart, address: str, *, answers: bool) -> dict[str, Any]:
-    """The container of one pod. answers: it has a server for requests."""
-    base = container(start, is_probed=answers)
+def _pod_container(start: EngineStart, address: str, *, answers_requests: bool) -> dict[str, Any]:
+    """The container of one pod. answers_requests: it has a server for requests."""
+    base = container(start, is_probed=answers_requests)
     pod_address = {"name": address, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     variables = [variable for variable in base["env"] if variable["name"] != address]
     return {**base, "command": _command(start, address), "env": [pod_address, *variables]}

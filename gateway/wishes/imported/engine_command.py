@@ -278,7 +278,7 @@ class FlagReader:
                 f"--{name}: {self._engine.ref} has no such flag. Leave it out, or name a version"
                 " that has it in `engines`."
             )
-        elif flag.ours:
+        elif flag.is_reserved:
             reason, cure = self._closing_reason(flag_name)
             self._notices.append(f"--{name}: {reason}. {cure}")
         else:

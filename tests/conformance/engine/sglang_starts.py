@@ -35,7 +35,7 @@ def _answer(folder: Path, config: dict[str, Any], argv: list[str]) -> dict[str, 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     try:
-        arguments = sglang_model.arguments_of(str(folder), argv)
+        arguments = sglang_model.parse_arguments(str(folder), argv)
         sglang_model.publish(arguments)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": error_text(error)}

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from gateway.engines.vllm.inside.model import give_tokenizer
+from gateway.engines.vllm.inside.model import set_tokenizer
 from gateway.models.catalog.structure_files import nested_types, stems
 from tests.conformance.forecast_cases import family_configs
 from tests.conformance.structures.document import Unlearned, document
@@ -74,7 +74,7 @@ def _unlisted_architectures(registry: Any, named: Sequence[str]) -> list[str]:
 def _prepare() -> None:
     """Spare the engine's waits before it reads a refused config.json a second time, and give model
     classes a tokenizer."""
-    give_tokenizer()
+    set_tokenizer()
     utils: Any = importlib.import_module("vllm.transformers_utils.repo_utils")
     utils.time = SimpleNamespace(sleep=lambda _: None, time=time.time)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from gateway.engines.inside.meta import folder_of
+from gateway.engines.inside.meta import write_folder
 from tests.conformance.structures.learn import LAYER_RULE, LearnedRow, flatten, pattern_of
 from tests.conformance.structures.observation import observe
 
@@ -132,7 +132,7 @@ def _whole(
 def read_config(config: Mapping[str, Any]) -> Any:
     """The configuration object that vLLM makes of a config.json."""
     reader: Any = importlib.import_module("vllm.transformers_utils.config")
-    with folder_of({"config.json": json.dumps(config).encode()}) as folder:
+    with write_folder({"config.json": json.dumps(config).encode()}) as folder:
         return reader.get_config(folder, trust_remote_code=False)
 
 

@@ -78,7 +78,7 @@ def test_the_command_measures_without_a_gateway_and_plans_read_it(
         )
         for size, time_ns in (("16384", 30_000), ("67108864", 9_000_000))
     ]
-    store.keep_measurements(facts)
+    store.store_measurements(facts)
     store.close()
     planner = OfflinePlanner.read_environment()
     source = str(model_folder(tmp_path / "model", hidden_size=1024))
@@ -119,7 +119,7 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(
     (tmp_path / "data").mkdir(exist_ok=True)
     store = open_store(tmp_path / "data/fitserve.db")
     about = {"what": "bfloat16", "gpus": gpu.uuid}
-    store.keep_measurements(
+    store.store_measurements(
         [Fact(kind="machine_speed", scope=about, value=10**12, grade="verified", source="x")]
     )
     store.close()

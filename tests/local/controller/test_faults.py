@@ -80,7 +80,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
             None,
         )
         assert f"next: {' '.join(next_attempt_text(follows).split())}" in output
-        assert ("quantization" in {differ["what"] for differ in follows["differs"]}) is has_fp8
+        assert ("quantization" in {differ["field"] for differ in follows["differs"]}) is has_fp8
         assert (
             "weights are halved while they load: 24.45 GiB were needed here besides the KV cache"
             in output
@@ -122,7 +122,7 @@ async def test_gpus_that_cannot_communicate_get_other_ways_and_last_single_plans
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 3
         assert [spec.env.get("NCCL_P2P_DISABLE") for spec in specs] == [None, "1", None]
         assert [len(spec.gpus) for spec in specs] == [2, 2, 1]
-        assert view["attempts"][1]["otherwise"] == "no peer-to-peer access"
+        assert view["attempts"][1]["default_differences"] == "no peer-to-peer access"
 
 
 # --- engines unlike their records, and names that others have ---

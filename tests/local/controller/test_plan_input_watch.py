@@ -45,7 +45,7 @@ class Scene:
         self.data.mkdir()
         self.woken = 0
         for name, source in (("a", str(self.source)), ("b", "frob/model")):
-            self.fleet.admit(ManagedModel(wish(name=name, source=source), 0.0))
+            self.fleet.add_model(ManagedModel(wish(name=name, source=source), 0.0))
         self.reader = PlanInputReader(self._hardware, lambda: self.facts, self.data)
         self.watch = PlanInputWatch(self.fleet, self.reader, self._wake)
 
@@ -55,7 +55,7 @@ class Scene:
         inputs = await self.reader.read(models)
         for replica in self.fleet.replicas():
             if replica.attempt is None and replica.planning.blocked_reason is None:
-                replica.planning.block("no room")
+                replica.planning.block_planning("no room")
                 basis = PlanBasis(inputs[replica.model], ContextState(0, {}, frozenset()), ())
                 replica.planning.failed_planning = FailedPlanning(
                     basis, "no room", waits_for_request=False, at=0.0
@@ -80,7 +80,7 @@ class Scene:
     def place(self, **fields: Any) -> None:
         """An engine of another model that is not blocked."""
         other_model = self.fleet.models.get("c")
-        other_model = other_model or self.fleet.admit(ManagedModel(wish(name="c"), 0.0))
+        other_model = other_model or self.fleet.add_model(ManagedModel(wish(name="c"), 0.0))
         other_model.replicas[0] = ReplicaState("c", 0, attempt=attempt(**fields))
 
     async def _hardware(self) -> Hardware:
@@ -100,7 +100,7 @@ CHANGES: dict[str, tuple[Callable[[Scene], object], set[str]]] = {
     "a little memory": (lambda scene: scene.free(100 * MIB), set()),
     "much memory": (lambda scene: scene.free(3 * GIB), {"a", "b"}),
     "much less memory": (lambda scene: scene.free(-3 * GIB), set()),
-    "a lost GPU": (lambda scene: scene.change_gpu(lost="Xid 79."), {"a", "b"}),
+    "a lost GPU": (lambda scene: scene.change_gpu(loss_reason="Xid 79."), {"a", "b"}),
     "processes of others": (lambda scene: scene.change_gpu(processes=()), set()),
     "a fact": (lambda scene: scene.facts.append(fact("needs_memory")), {"a", "b"}),
     "a fact that rules out": (lambda scene: scene.facts.append(fact("engine_fails")), set()),
@@ -145,14 +145,14 @@ def test_a_model_is_planned_ever_more_seldom_while_nothing_changes(
 ) -> None:
     replica, now, plans = ReplicaState("m", 0), 1000.0, list[float]()
     monkeypatch.setattr("time.monotonic", lambda: now)
-    replica.planning.block("no room")
+    replica.planning.block_planning("no room")
     while now < 1000 + 3600:
         now += 1
-        ReplicaSteps._look_again_after_a_while(replica)
+        ReplicaSteps._schedule_replanning(replica)
         if replica.planning.looks_again:
             plans.append(now - 1000)
             replica.planning.looks_again = False
-            replica.planning.block("no room")
+            replica.planning.block_planning("no room")
     assert len(plans) == 9
     assert plans[0] == 31, "the first is as soon as ever"
 

@@ -24,7 +24,7 @@ from gateway.proxy.asgi_request import PIECE_BYTES
 from gateway.proxy.client_connection import ClientConnection
 from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.upload import Upload
-from gateway.proxy.workers.sockets import share
+from gateway.proxy.workers.sockets import bind_shared_sockets
 from gateway.secret import Secret
 from gateway.server.server import listen
 from gateway.settings import Settings
@@ -579,7 +579,7 @@ def test_bytes_that_a_client_never_took_are_not_kept_by_the_kernel_either() -> N
         with contextlib.suppress(BlockingIOError):
             while True:
                 written_bytes += server_side.send(bytes(2**20))
-        stall, now = guard.Stall(Transport(), 0.0), 0.0  # type: ignore[arg-type]
+        stall, now = guard.ClientProgress(Transport(), 0.0), 0.0  # type: ignore[arg-type]
         while not stall.is_over(now):
             now += guard.STALL_S + 1
         server_side.close()
@@ -592,7 +592,10 @@ def test_bytes_that_a_client_never_took_are_not_kept_by_the_kernel_either() -> N
 
 def test_the_kernel_buffers_little_for_a_slow_client(tmp_path: Path) -> None:
     lone_listener = listen(Settings(port=0, data_dir=tmp_path))
-    for listener in (lone_listener, *share(listen(Settings(port=0, data_dir=tmp_path)), 2)):
+    for listener in (
+        lone_listener,
+        *bind_shared_sockets(listen(Settings(port=0, data_dir=tmp_path)), 2),
+    ):
         with listener:
             listener.listen()
             assert (
@@ -873,7 +876,7 @@ async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is
     with Gateway(stands_still=True) as gateway:
         budget = gateway.plane.body_budget
         hog = Hog()
-        budget.keep(hog, budget.size)
+        budget.add(hog, budget.size)
         async with stage(gateway, answers):
             data = raw_request(b'{"x":"' + b"y" * 300_000, length=2**20)
             first, second = [
@@ -900,7 +903,7 @@ async def test_many_connections_that_bring_one_read_each_are_told_to_come_back()
     with Gateway(stands_still=True) as gateway:
         budget = gateway.plane.body_budget
         hog = Hog()
-        budget.keep(hog, 2 * budget.size)
+        budget.add(hog, 2 * budget.size)
         async with stage(gateway, answers):
             answer = await talk(gateway.port, raw_request(b'{"x":"' + b"y" * 300_000, length=2**20))
             assert answer.startswith(b"HTTP/1.1 503 ")

@@ -417,7 +417,7 @@ async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_
     room = gateway.plane.body_budget
     async with stage(gateway, answers) as [upstream]:
         hog = Hog()
-        room.keep(hog, room.size)
+        room.add(hog, room.size)
         # Little of it is left unread: a client's end can be seen only when all before it fits the
         # kernel's buffers.
         data = raw_request(b'{"x":"' + b"y" * (SMALL_BYTES + 300_000), length=2**20)

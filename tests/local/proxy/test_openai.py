@@ -612,7 +612,7 @@ async def test_media_of_inner_hosts_reach_no_engine(
 ) -> None:
     inner = {"inner.example": "10.0.0.1", "outer.example": "8.8.8.8"}
     monkeypatch.setattr(
-        media_hosts, "addresses_of", lambda host: [ipaddress.ip_address(inner[host])]
+        media_hosts, "resolve_addresses", lambda host: [ipaddress.ip_address(inner[host])]
     )
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
         for url in (
@@ -635,7 +635,7 @@ async def test_a_client_that_leaves_while_a_name_is_resolved_is_forgotten(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr(media_hosts, "addresses_of", lambda _: release.wait() and [])
+    monkeypatch.setattr(media_hosts, "resolve_addresses", lambda _: release.wait() and [])
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
         asking = asyncio.create_task(
             client.post(CHAT, json=with_image("https://slow.example/a.png"))

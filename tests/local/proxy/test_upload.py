@@ -74,7 +74,7 @@ async def test_a_request_for_which_there_is_no_memory_is_not_under_way() -> None
             )
             first_task = asyncio.create_task(client.post(CHAT, json=ASK))
             await until(lambda: bool(upstream.requests))
-            budget.keep(hog, 2 * budget.size + 1)
+            budget.add(hog, 2 * budget.size + 1)
             body = json.dumps(ASK).encode()
             large = body.ljust(SMALL_BYTES + 1)
             for _ in range(3):

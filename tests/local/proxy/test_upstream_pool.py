@@ -41,7 +41,7 @@ async def _dial(address: tuple[str, int], stall_s: float) -> str:
     """The outcome of a dial by a process that stands still for so long in the middle."""
     pool = UpstreamPool("http://{}:{}".format(*address), asyncio.get_running_loop(), 256)
     exchange = RecordedDial()
-    pool.dial(cast("Exchange", exchange))
+    pool.connect(cast("Exchange", exchange))
     await asyncio.sleep(0)  # The dial begins.
     time.sleep(stall_s)  # noqa: ASYNC251
     return await asyncio.wait_for(exchange.outcome, HANG_S)
@@ -82,7 +82,7 @@ async def _idle_connections(listener: socket.socket, limit: int, count: int) -> 
         await loop.create_connection(partial(_itself, connection), *listener.getsockname())
         connections.append(connection)
     for connection in connections:
-        pool.give(connection)
+        pool.release(connection)
     closed = [connection.transport.is_closing() for connection in connections]
     pool.close()
     return closed

@@ -39,7 +39,7 @@ async def test_one_of_several_gateways_that_take_over_at_once_gets_the_data_fold
         try:
             takeovers = [await asyncio.to_thread(request_takeover, tmp_path) for _ in range(3)]
             results = await asyncio.gather(
-                *(asyncio.to_thread(takeover.take) for takeover in takeovers),
+                *(asyncio.to_thread(takeover.wait_for_release) for takeover in takeovers),
                 return_exceptions=True,
             )
         finally:

@@ -24,7 +24,7 @@ def test_tokens_are_shown_where_the_engine_counts_them(
 ) -> None:
     clock = _AnswerClock()
     assert clock.speed_text(usage) == "There was no answer."
-    clock.note_piece()
+    clock.record_piece()
     words = clock.speed_text(usage)
     assert ("prompt of 3 tokens, answer of 1 token" in words) == counted
     assert words.startswith("first token after ")

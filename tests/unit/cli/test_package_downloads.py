@@ -30,19 +30,19 @@ Installed 2 packages in 169ms
 def test_downloads_count_between_finished_ones_and_all() -> None:
     downloads = PackageDownloads()
     lines = LINES.splitlines()
-    assert all(downloads.note(line) for line in lines[:5])
+    assert all(downloads.read_line(line) for line in lines[:5])
     assert downloads.total == round(816.5 * MIB)
     assert downloads.count_bytes(0) == round(16.5 * MIB)
     assert downloads.count_bytes(100 * MIB) == 100 * MIB
     assert downloads.count_bytes(2000 * MIB) == downloads.total
-    assert all(downloads.note(line) for line in lines[5:])
+    assert all(downloads.read_line(line) for line in lines[5:])
     assert downloads.count_bytes(0) == downloads.total
 
 
 def test_lines_that_are_no_report_are_the_message() -> None:
     downloads = PackageDownloads()
-    assert not downloads.note("error: Failed to fetch the page of tinypart\n")
-    assert not downloads.note("  x No solution found when resolving dependencies:\n")
+    assert not downloads.read_line("error: Failed to fetch the page of tinypart\n")
+    assert not downloads.read_line("  x No solution found when resolving dependencies:\n")
 
 
 def test_the_bar_begins_with_the_first_download_and_ends_full(

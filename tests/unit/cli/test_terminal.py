@@ -150,7 +150,7 @@ def test_an_answer_in_pieces_has_whole_words_on_a_terminal(
         for start in range(0, len(words), cut):
             flow.write(words[start : start + cut])
         flow.write("Hm.", is_dim=True)
-        flow.end()
+        flow.finish()
         output = read(master)
     assert output.count("\x1b[2m") == 1
     # The columns that were taken back: so many to the left, and the rest of the line cleared.

@@ -108,7 +108,7 @@ def test_a_cut_off_file_is_no_step(step: CodeStep) -> None:
 
 def test_comments_docstrings_and_annotations_are_no_change(step: CodeStep) -> None:
     assert history(step).change(FILE, "kept", "return a + 1", ("1.0", "1.1")) is None
-    assert not history(step).differs(FILE, "kept", "1.0", "1.1")
+    assert not history(step).has_changed(FILE, "kept", "1.0", "1.1")
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_code_that_moved_is_followed(step: CodeStep) -> None:
     whole = history(step, later)
     assert whole.change(FILE, "lifted", "", ("1.0", "1.1")) is None
     assert whole.change(FILE, "lifted", "", ("1.0", "1.2")) == CodeChange("1.2", "changed")
-    assert not whole.differs(OTHER, "lifted", "1.0", "1.1")
-    assert whole.differs(OTHER, "lifted", "1.0", "1.2")
+    assert not whole.has_changed(OTHER, "lifted", "1.0", "1.1")
+    assert whole.has_changed(OTHER, "lifted", "1.0", "1.2")
 
 
 def test_a_line_that_is_gone_later_says_more_than_a_change_before() -> None:
@@ -145,14 +145,14 @@ def test_a_line_that_is_gone_later_says_more_than_a_change_before() -> None:
     )
     assert whole.change(FILE, "run", "return 1 / 0", ("1.8", "1.10")) == CodeChange("1.10", "line")
     assert whole.change(FILE, "run", "", ("1.8", "1.10")) == CodeChange("1.9", "changed")
-    assert whole.covers("1.8")
-    assert not whole.covers("1.7.2")
-    assert not CodeHistory(()).covers("1.8")
+    assert whole.knows_changes_since("1.8")
+    assert not whole.knows_changes_since("1.7.2")
+    assert not CodeHistory(()).knows_changes_since("1.8")
 
 
 def test_a_function_of_a_newer_version_is_in_no_older_one(step: CodeStep) -> None:
-    assert history(step).differs(FILE, "young", "1.0", "1.1")
-    assert not history(step).differs(FILE, "young", "1.1", "1.2")
+    assert history(step).has_changed(FILE, "young", "1.0", "1.1")
+    assert not history(step).has_changed(FILE, "young", "1.1", "1.2")
 
 
 def test_messages_are_known_by_their_constant_words(step: CodeStep) -> None:
@@ -161,8 +161,8 @@ def test_messages_are_known_by_their_constant_words(step: CodeStep) -> None:
     new_message = "the frob of 12 must be at least one row"
     assert whole.version_without(message, "1.0", "1.1") == "1.1"
     assert whole.version_without(new_message, "1.0", "1.1") is None
-    assert whole.text_new(new_message, "1.0", "1.1") == "1.1"
-    assert whole.text_new(message, "1.0", "1.1") is None
+    assert whole.adding_version(new_message, "1.0", "1.1") == "1.1"
+    assert whole.adding_version(message, "1.0", "1.1") is None
     assert not [*text_hashes("too few words here")]
 
 
@@ -199,4 +199,4 @@ def test_the_whole_code_is_kept_of_the_newest_step(kind: str) -> None:
     names = [path.name for path in (ROOT / "profiles/engine_history" / kind).iterdir()]
     assert whole.version == max(names, key=release)
     assert len(whole.new) > 10_000
-    assert Profiles().signatures.cures.rows.history(kind).reaches(whole.version)
+    assert Profiles().signatures.cures.rows.history(kind).knows_changes_to(whole.version)

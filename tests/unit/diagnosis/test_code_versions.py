@@ -17,7 +17,7 @@ from gateway.diagnosis.code_history import (
 from gateway.diagnosis.code_versions import code_versions, engine_frames
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.log_reader import LogReader
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Scalar
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
@@ -25,7 +25,7 @@ from gateway.profiles.profiles import Profiles
 SITE = "/opt/venv/lib/python3.12/site-packages"
 RUN, OUTER = "vllm/frob/run.py", "vllm/frob/outer.py"
 LINE = "return self.table[rows]"
-SHAPE = Shape(
+SHAPE = ExceptionShape(
     "KeyError",
     "'rows'",
     (f"{SITE}/{OUTER}:call", f"/src/vllm/{RUN}:run", f"{SITE}/torch/frob.py:at"),
@@ -36,7 +36,7 @@ VERSIONS = ("1.0", "1.1", "1.2", "1.3")
 WHOLE = CodeStep("1.3", new=sorted([function_hash(RUN, "run"), function_hash(OUTER, "call")]))
 
 
-def versions(shape: Shape, version: str, *steps: CodeStep) -> dict[str, Scalar]:
+def versions(shape: ExceptionShape, version: str, *steps: CodeStep) -> dict[str, Scalar]:
     """The answer of code_versions for versions 1.0 to 1.3 with these changes."""
     several = {f"1.{number}": CodeStep(f"1.{number}", f"1.{number - 1}") for number in (1, 2, 3)}
     several |= {step.version: step for step in steps}
@@ -93,7 +93,7 @@ def test_a_message_tells_versions_where_there_are_no_frames() -> None:
     key = list(text_hashes("is not supported with rows"))
     code_step = CodeStep("1.2", "", texts_gone=key)
     new_code_step = CodeStep("1.1", "", texts_new=key)
-    bare = Shape("", message, (), "load")
+    bare = ExceptionShape("", message, (), "load")
     assert versions(bare, "1.1", code_step, new_code_step)["others"] == "vllm==1.3 or vllm==1.0"
     assert "this message is gone since 1.2" in str(versions(bare, "1.1", code_step)["code_change"])
     assert versions(bare, "1.1") == {}

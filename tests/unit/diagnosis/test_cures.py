@@ -10,7 +10,7 @@ import pytest
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import CureStep
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Failure
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
@@ -50,7 +50,7 @@ def read(*lines: str, engine: str | None = None) -> Failure:
 def steps() -> list[tuple[str, CureStep]]:
     return [
         *((f"remedy of {row.kind}", step) for row in CURES.rows.remedies for step in row.steps),
-        *((f"lever {row.when}", step) for row in CURES.rows.levers for step in row.steps),
+        *((f"lever {row.circumstances}", step) for row in CURES.rows.levers for step in row.steps),
         *(
             (f"{row.kind}: {row.message[:40]}", step)
             for row in (*SIGNATURES.rows.texts, *SIGNATURES.rows.structures)
@@ -110,9 +110,15 @@ def test_each_condition_of_a_cure_is_known_somewhere() -> None:
     known_texts |= {"feature", "distribution", "known_module", "asked_package", "backend_flag"}
     known_texts |= {"chosen"}
     known_texts |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
-    conditions = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
+    conditions = {
+        name
+        for _, step in steps()
+        for name in (*step.circumstances, *step.values, *step.exceptions)
+    }
     conditions |= {
-        name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)
+        name
+        for row in CURES.rows.levers
+        for name in (*row.circumstances, *row.values, *row.exceptions)
     }
     unknown = sorted(conditions - known_texts)
     assert not unknown, (
@@ -311,7 +317,7 @@ def test_a_fault_of_several_requests_is_named_while_the_engine_serves(
     failure = read(ready, ALIVE, *((*REQUEST, error, ALIVE) * times), engine="sglang")
     assert failure.kind == kind
     if kind != "none":
-        assert failure.proves == "nothing"
+        assert failure.proven_subject == "nothing"
         assert "3 requests failed so" in failure.message
 
 
@@ -393,7 +399,7 @@ def test_the_package_that_refuses_a_call_is_read_from_the_line_of_code(
 ) -> None:
     message = "safe_open.__init__() got an unexpected keyword argument 'frob'"
     frames = ("vllm/model_executor/model_loader/weight_utils.py:frob_weights_iterator",)
-    shape = Shape("TypeError", message, frames, "load", code)
+    shape = ExceptionShape("TypeError", message, frames, "load", code)
     assert CURES.shape_circumstances(shape).get("callee") == callee
 
 

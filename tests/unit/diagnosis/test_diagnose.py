@@ -21,7 +21,7 @@ from gateway.diagnosis.facts.learn import facts_of_log, learn
 from gateway.diagnosis.lines.line_filter import ALARM_WORDS, FATAL_WORDS, PROGRESS_WORDS, LineFilter
 from gateway.diagnosis.lines.log_lines import MAX_LINE, clean, parse
 from gateway.diagnosis.log_reader import LogReader
-from gateway.diagnosis.remedy import Case, fill
+from gateway.diagnosis.remedy import Case, fill_template
 from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import FailureRows, Signatures, parse_groups
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
@@ -175,7 +175,7 @@ def test_phases_are_recognised() -> None:
 
 def test_only_fatal_lines_of_an_engine_that_serves_are_believed() -> None:
     reader = LogReader(SIGNATURES, "vllm")
-    reader.serve()
+    reader.mark_serving()
     proof = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     for line in (
         b"Traceback (most recent call last):",
@@ -347,8 +347,8 @@ def test_groups_are_numbers_and_sizes() -> None:
         {"a": "7", "b2": "x", "free_gib": "1.5", "tried_bytes": "2.00 MiB", "none": None}
     )
     assert groups == {"a": 7, "b": "x", "free_bytes": 3 * 2**29, "tried_bytes": 2**21}
-    assert fill("{free_bytes} of {b}[[ and {gone}]]", groups) == "1.50 GiB of x"
-    assert fill("{free_bytes} of {gone}", groups) is None
+    assert fill_template("{free_bytes} of {b}[[ and {gone}]]", groups) == "1.50 GiB of x"
+    assert fill_template("{free_bytes} of {gone}", groups) is None
 
 
 def test_every_signature_has_a_source_and_a_remedy() -> None:
@@ -399,7 +399,7 @@ async def watch_log(name: str, *, ends: bool) -> Observation:
     watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", context)
     try:
         async with asyncio.timeout(hang_s()):
-            while watcher.observation.proof is None and not watcher.observation.log_ended:
+            while watcher.observation.proof is None and not watcher.observation.has_log_ended:
                 await wake_event.wait()
                 wake_event.clear()
         return watcher.observation
@@ -419,7 +419,7 @@ async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof
         proof = seen_watch_log.proof
         assert proof is not None
         assert (proof.kind, proof.line_number) == (CASES[name]["kind"], CASES[name]["line"])
-        assert not seen_watch_log.log_ended
+        assert not seen_watch_log.has_log_ended
 
 
 @pytest.mark.anyio
@@ -430,7 +430,7 @@ async def test_the_watcher_returns_unknown_texts_at_the_end_of_the_log() -> None
         "unsupported_architecture",
         CASES["failed-unknown-0.33.0"]["line"],
     )
-    assert proof.proves == "plan"
+    assert proof.proven_subject == "plan"
     assert (await watch_log("healthy-c-awq", ends=True)).proof is None
 
 
@@ -587,7 +587,7 @@ def test_a_failure_that_no_plan_helps_teaches_nothing(name: str) -> None:
 def test_no_failure_leaves_its_plan_allowed(name: str) -> None:
     """Each either lies outside the plan, or leaves a fact about the plan or a part of it."""
     failure = proven(name)
-    assert bool(learn(failed_attempt(), failure, 0.0)) is not (failure.proves == "nothing")
+    assert bool(learn(failed_attempt(), failure, 0.0)) is not (failure.proven_subject == "nothing")
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.likely import KindWords, Likely, normalize
+from gateway.diagnosis.likely import KindClassifier, KindWords, normalize
 from gateway.diagnosis.log_reader import LogReader
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import LOGS
@@ -48,7 +48,7 @@ def read(*lines: str) -> Failure:
 )
 def test_words_of_a_field_name_a_text_that_nobody_knows(line: str, kind: str) -> None:
     failure = read(line)
-    assert (failure.kind, failure.proves, failure.line_number) == (kind, "nothing", 1)
+    assert (failure.kind, failure.proven_subject, failure.line_number) == (kind, "nothing", 1)
     assert failure.message.startswith("Likely: ")
     assert failure.steps
 
@@ -60,21 +60,21 @@ def test_a_likely_kind_names_its_words() -> None:
 
 
 def test_frames_speak_where_a_message_says_nothing() -> None:
-    kinds = Likely(
+    kinds = KindClassifier(
         (
             KindWords(kind="lora", frames=("lora", "punica", "apply")),
             KindWords(kind="nccl", sure=("nccl",)),
         )
     )
     frames = ("x/site-packages/vllm/lora/punica_base.py:apply",)
-    assert kinds.guess([Shape("AssertionError", "", frames, "load")]) == (
+    assert kinds.guess([ExceptionShape("AssertionError", "", frames, "load")]) == (
         "lora",
         ("lora", "punica", "apply"),
     )
     assert (
         kinds.guess(
             [
-                Shape(
+                ExceptionShape(
                     "AssertionError",
                     "",
                     ("/home/nccl_lora/venv/site-packages/vllm/x.py:run",),
@@ -97,16 +97,16 @@ def test_the_build_folder_of_a_library_says_nothing() -> None:
 
 
 def test_one_word_of_a_field_says_nothing() -> None:
-    kinds = Likely((KindWords(kind="lora", words=("adapter",)),))
-    assert kinds.guess([Shape("ValueError", "an adapter", (), "load")]) is None
+    kinds = KindClassifier((KindWords(kind="lora", words=("adapter",)),))
+    assert kinds.guess([ExceptionShape("ValueError", "an adapter", (), "load")]) is None
 
 
 def test_the_first_kind_of_equal_points_is_meant() -> None:
     kind_words = KindWords(kind="one", sure=("frob",))
     other_kind_words = KindWords(kind="other", sure=("frob",))
-    shape = Shape("", "a frob", (), "load")
+    shape = ExceptionShape("", "a frob", (), "load")
     assert [
-        Likely(kinds).guess([shape])
+        KindClassifier(kinds).guess([shape])
         for kinds in ((kind_words, other_kind_words), (other_kind_words, kind_words))
     ] == [
         ("one", ("frob",)),
@@ -145,7 +145,9 @@ def test_informational_lines_speak_for_nothing(words: list[str]) -> None:
     st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"])
 )
 def test_a_likely_kind_shows_its_words_in_the_text(text: str, exception: str) -> None:
-    guess = Likely(SIGNATURES.rows.words).guess([Shape(exception, text, (), "load")])
+    guess = KindClassifier(SIGNATURES.rows.words).guess(
+        [ExceptionShape(exception, text, (), "load")]
+    )
     if guess is not None:
         assert guess[0] in KINDS
         assert all(word in normalize(text) or word == exception for word in guess[1])
@@ -221,12 +223,12 @@ def test_a_harmless_line_among_many_is_no_failure() -> None:
 def test_a_kind_that_the_phase_excludes_is_not_meant() -> None:
     words = (
         KindWords(kind="a", sure=("frob",), phases=("load",)),
-        KindWords(kind="b", words=("frob",), usual=("KeyError",), sure=("frob it",)),
+        KindWords(kind="b", words=("frob",), common_words=("KeyError",), sure=("frob it",)),
     )
-    shape = Shape("KeyError", "frob it", (), "load")
-    assert Likely(words).guess([shape]) == ("b", ("frob it", "frob", "KeyError"))
-    assert Likely((words[0],)).guess([shape]) == ("a", ("frob",))
-    assert Likely((words[0],)).guess([shape._replace(phase="serving")]) is None
+    shape = ExceptionShape("KeyError", "frob it", (), "load")
+    assert KindClassifier(words).guess([shape]) == ("b", ("frob it", "frob", "KeyError"))
+    assert KindClassifier((words[0],)).guess([shape]) == ("a", ("frob",))
+    assert KindClassifier((words[0],)).guess([shape._replace(phase="serving")]) is None
 
 
 @pytest.mark.parametrize(

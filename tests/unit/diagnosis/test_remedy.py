@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gateway.diagnosis.clues.features import VersionSettings
-from gateway.diagnosis.remedy import REACTIONS, Case, fill, fill_steps, placeholders
+from gateway.diagnosis.remedy import REACTIONS, Case, fill_steps, fill_template, placeholders
 from gateway.diagnosis.signature import CureStep, FailureSignature, Remedy
 from gateway.domain import Failure, Scalar
 from gateway.profiles.profiles import Profiles
@@ -114,10 +114,10 @@ def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_
 
 
 def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
-    assert fill("{n} of[[ {m}]] fit", {"n": 1, "m": 2}) == "1 of 2 fit"
-    assert fill("{n} of[[ {m}]] fit", {"n": 1}) == "1 of fit"
-    assert fill("{n} fit", {}) is None
-    assert fill("{free_bytes} free", {"free_bytes": 3 * 2**29}) == "1.50 GiB free"
+    assert fill_template("{n} of[[ {m}]] fit", {"n": 1, "m": 2}) == "1 of 2 fit"
+    assert fill_template("{n} of[[ {m}]] fit", {"n": 1}) == "1 of fit"
+    assert fill_template("{n} fit", {}) is None
+    assert fill_template("{free_bytes} free", {"free_bytes": 3 * 2**29}) == "1.50 GiB free"
     steps = (CureStep(text="a {n}"), CureStep(text="b"))
     assert fill_steps(steps, Case("x", "load", None, {})) == ("b",)
 
@@ -132,7 +132,7 @@ def test_the_gateway_has_a_reaction_to_everything_that_a_failure_proves() -> Non
 )
 def test_a_step_of_an_engine_is_one_of_its_builds_too(engine: str | None, met: bool) -> None:
     step = CureStep(text="Reduce the batch.", engines=("vllm",))
-    assert Case("gpu_oom", "load", engine, {}).meets(step) is met
+    assert Case("gpu_oom", "load", engine, {}).allows_step(step) is met
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_log_with_the_example_of_a_text_is_diagnosed_as_its_row(
     )
     case = Case(row.kind, failure.phase, None, reader.progress.settings | failure.culprit)
     message = SIGNATURES.cures.describe(row, case)[0]
-    assert (failure.kind, failure.proves) == (row.kind, row.proves)
+    assert (failure.kind, failure.proven_subject) == (row.kind, row.proves)
     # A circumstance of the case can add a sentence.
     assert failure.message.startswith(message)
 

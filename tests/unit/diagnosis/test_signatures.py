@@ -602,7 +602,7 @@ def test_an_xid_is_read_out_of_a_log_as_the_table_of_xids_has_it() -> None:
         number: read(f"NVRM: Xid (PCI:0000:06:00): {number}, pid=12, name=python3, boom").kind
         for number in table
     }
-    fatal_xids = {number for number, xid in table.items() if xid.lost}
+    fatal_xids = {number for number, xid in table.items() if xid.loses_gpu}
     # An error that a GPU contains ends the program, and is the GPU's fault all the same.
     assert {number for number, kind in kinds.items() if kind == "gpu_lost"} == fatal_xids | {94}
     faults = {number for number, xid in table.items() if xid.action == "RESTART_APP"}

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.signature import StructuralSignature
-from gateway.diagnosis.structure import Shape, Structure
+from gateway.diagnosis.structure import ExceptionShape, Structure
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
 from tests.support.engine_logs import log_of_row
@@ -471,7 +471,7 @@ def test_frames_decide_a_text_that_nobody_knows(
     frame: str, function: str, error: str, kind: str
 ) -> None:
     failure = failure_with_frame(frame, function, error)
-    assert (failure.kind, failure.proves) == (kind, "plan")
+    assert (failure.kind, failure.proven_subject) == (kind, "plan")
 
 
 @pytest.mark.parametrize(
@@ -512,7 +512,7 @@ def test_all_conditions_of_a_row_must_hold() -> None:
         pattern="b",
         engines=("vllm",),
     )
-    shape = Shape("KeyError", "b", ("/a/x.py:f",), "load")
+    shape = ExceptionShape("KeyError", "b", ("/a/x.py:f",), "load")
     structure = Structure((row,))
     assert structure.match(shape, "vllm") is not None
     assert structure.match(shape, None) is not None

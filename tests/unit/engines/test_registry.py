@@ -12,7 +12,7 @@ import pytest
 
 from gateway.domain import AttentionGroup, Choice, Engine, LayerAttention, Plan, Scalar
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
-from gateway.engines.common.span import Meeting
+from gateway.engines.common.span import Rendezvous
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
 from gateway.profiles.profile_tables import shipped_profiles
@@ -41,7 +41,7 @@ class ToyKind:
     address_env = "TOY_ADDRESS"
     magnitudes: Mapping[str, int] = MappingProxyType({})
 
-    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+    def node_flags(self, meeting: Rendezvous, node_rank: int, /) -> dict[str, Scalar]:
         return {"meet": f"{meeting.address}:{meeting.port}", "place": node_rank}
 
     def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def test_one_node_speaks_for_all_parts(
 ) -> None:
     engine = join_parts(parts)[0]
     assert engine.name == "m-r0-a1"
-    assert (engine.state, engine.exit_code, engine.oom_killed) == (state, exit_code, oom_killed)
+    assert (engine.state, engine.exit_code, engine.is_oom_killed) == (state, exit_code, oom_killed)
     assert state != "running" or engine.url == "http://10.0.0.0:8000"
 
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.domain.engine import Warmup
 from gateway.engines.common import expert_warmups
 from gateway.engines.common.engine_auth import wrap_command
-from gateway.hosts.process.prepared.process_start import ProcessStart, agrees
+from gateway.hosts.process.prepared.process_start import ProcessStart, matches_environment
 from tests.support.makers import engine
 
 PREPARED = {"HOME": "/home/one", "CUDA_VISIBLE_DEVICES": "GPU-0", "VLLM_READ": "1"}
@@ -48,16 +48,16 @@ def start(changes: Mapping[str, str] = {}, argv: tuple[str, ...] = ARGV) -> Proc
 def test_a_fork_agrees_with_a_start_of_known_differences(
     changes: dict[str, str], *, agreed: bool
 ) -> None:
-    assert agrees(PREPARED, start(changes), {"VLLM_READ", "PATH"}) is agreed
+    assert matches_environment(PREPARED, start(changes), {"VLLM_READ", "PATH"}) is agreed
 
 
 @pytest.mark.parametrize("name", ["VLLM_API_KEY", "CUDA_VISIBLE_DEVICES"])
 def test_nothing_that_was_read_may_differ(name: str) -> None:
-    assert not agrees(PREPARED, start({name: "other"}), {name})
+    assert not matches_environment(PREPARED, start({name: "other"}), {name})
 
 
 def test_a_variable_that_is_missing_now_differs() -> None:
-    assert not agrees({**PREPARED, "OMP_NUM_THREADS": "2"}, start(), set())
+    assert not matches_environment({**PREPARED, "OMP_NUM_THREADS": "2"}, start(), set())
 
 
 def test_the_module_of_a_command_is_found() -> None:

@@ -38,7 +38,7 @@ def allowed_indices(
     hardware_in_use = AllowedDevices.choose_by_variables(hardware, setting, environment).mark(
         hardware
     )
-    return [gpu.index for gpu in hardware_in_use.gpus if gpu.kept]
+    return [gpu.index for gpu in hardware_in_use.gpus if gpu.reservation_reason]
 
 
 @pytest.mark.parametrize(("limit", "visible_gib"), [(None, 8), (3, 3), (9, 8)])

@@ -79,7 +79,7 @@ def test_fatal_xids_take_the_gpu_out_of_service(
     assert f"Xid {number}" in failure.message
     assert gpu_watch.failure((first,)) is None
     hardware = gpu_watch.hardware(Path("/"))
-    assert [gpu.lost is not None for gpu in hardware.gpus] == [False, True]
+    assert [gpu.loss_reason is not None for gpu in hardware.gpus] == [False, True]
     assert [gpu.uuid for gpu in hardware.usable().gpus] == [first]
     assert hardware.usable().links == ()
 
@@ -172,7 +172,7 @@ def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(
     until_read_again(nvml)
     assert gpu_watch.lost_cards
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
-    until(lambda: gpu_watch.lost_cards[uuids(nvml)[0]].unread)
+    until(lambda: gpu_watch.lost_cards[uuids(nvml)[0]].is_unread)
     assert gpu_watch.lost_cards[uuids(nvml)[0]].xid == 48
     nvml.cards[0].error = None
     until(lambda: not gpu_watch.lost_cards)
@@ -243,13 +243,13 @@ def test_every_xid_has_a_meaning_and_an_action() -> None:
         asks = any(
             word in xid.action for word in ("RESET_GPU", "RESTART_BM", "reset or node reboot")
         )
-        assert xid.lost == asks, number
+        assert xid.loses_gpu == asks, number
 
 
 def test_the_probe_alone_shows_the_drivers_advice_about_a_card() -> None:
     nvml = two_3090()
     nvml.cards[1].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT
-    assert [gpu.lost for gpu in probe(nvml=nvml).gpus] == [
+    assert [gpu.loss_reason for gpu in probe(nvml=nvml).gpus] == [
         None,
         "According to the driver it needs a reboot.",
     ]

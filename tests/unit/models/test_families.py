@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from gateway.domain import AttentionGroup, ModelSpec, Recurrent
 from gateway.engines.common.layers.build import build
 from gateway.errors import BadModel
-from gateway.models.families.registry import blueprint_of
+from gateway.models.families.registry import build_blueprint
 from gateway.models.tensor import Tensor
 from tests.support.examples import examples
 from tests.support.published import CONFIGS, config, model_from_config, published_model, tensors
@@ -220,8 +220,8 @@ def test_a_family_that_is_not_known_is_its_headers() -> None:
 
 
 def test_a_class_that_an_engine_builds_as_a_known_family_is_read_as_that_family() -> None:
-    blueprint = blueprint_of(config("qwen3-8b"), "m")
-    assert blueprint_of(config("qwen3-8b", model_type="unheard"), "m") == blueprint
+    blueprint = build_blueprint(config("qwen3-8b"), "m")
+    assert build_blueprint(config("qwen3-8b", model_type="unheard"), "m") == blueprint
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_gap_of_the_quantization_block_is_an_assumption() -> None:
 @given(CONFIGS)
 def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None:
     try:
-        plan = blueprint_of(fields, "m")
+        plan = build_blueprint(fields, "m")
         spec = model_from_config(fields)
         built_model = build(spec)
     except BadModel:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.models.media import media_of
+from gateway.models.media import read_media
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ from gateway.models.media import media_of
     ],
 )
 def test_a_config_names_its_media(config: dict[str, Any], media: tuple[str, ...]) -> None:
-    assert media_of(config) == media
+    assert read_media(config) == media

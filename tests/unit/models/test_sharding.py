@@ -11,7 +11,7 @@ from gateway.domain import ModelSpec
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.weights import other_bytes, weights_bytes
 from gateway.models.rank import Rank
-from gateway.models.sharding import shard_of
+from gateway.models.sharding import parse_shard
 from gateway.models.spec import group_tensors
 from gateway.models.tensor import Tensor
 from tests.support.published import model_from_config, tensors
@@ -193,4 +193,4 @@ def test_the_shard_follows_from_the_name() -> None:
         "transformer.wte.weight": "vocab",
         "lm_head.weight": "vocab",
     }
-    assert {name: shard_of(name) for name in shards} == shards
+    assert {name: parse_shard(name) for name in shards} == shards

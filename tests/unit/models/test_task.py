@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.models.task import task_of
+from gateway.models.task import read_task
 
 ONE = {"id2label": {"0": "LABEL_0"}}
 TWO = {"id2label": {"0": "no", "1": "yes"}}
@@ -43,7 +43,7 @@ def test_an_architecture_names_its_task(
     architecture: str, fields: dict[str, Any], task: str
 ) -> None:
     config = {"architectures": [architecture], **fields}
-    assert task_of(config, is_encoder=False, hint=None).task == task
+    assert read_task(config, is_encoder=False, hint=None).task == task
 
 
 def test_a_reranker_of_two_tokens_has_one_label() -> None:
@@ -52,11 +52,11 @@ def test_a_reranker_of_two_tokens_has_one_label() -> None:
         "classifier_from_token": ["no", "yes"],
         "is_original_qwen3_reranker": True,
     }
-    assert task_of(config, is_encoder=False, hint=None).task == "rerank"
+    assert read_task(config, is_encoder=False, hint=None).task == "rerank"
 
 
 def test_other_files_and_encoders_embed() -> None:
     config = {"architectures": ["Qwen3ForCausalLM"]}
-    task = task_of(config, is_encoder=False, hint="embed")
+    task = read_task(config, is_encoder=False, hint="embed")
     assert task == ("embed", "the files of sentence-transformers")
-    assert task_of({"architectures": ["A"]}, is_encoder=True, hint=None).task == "embed"
+    assert read_task({"architectures": ["A"]}, is_encoder=True, hint=None).task == "embed"

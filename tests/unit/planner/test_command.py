@@ -26,9 +26,9 @@ FLAGS = {
     "no-serve": Flag(type="bool"),
     "limits": Flag(type="json"),
     "alias": Flag(type="str", same_as="model"),
-    "model": Flag(type="str", ours=True),
-    "middleware": Flag(type="str", ours=True),
-    "speculative-config": Flag(type="json", ours=True),
+    "model": Flag(type="str", is_reserved=True),
+    "middleware": Flag(type="str", is_reserved=True),
+    "speculative-config": Flag(type="json", is_reserved=True),
 }
 SMALL = engine(flags=FLAGS, env={"A": "1"}, eager_env={"E": "1"}, user_env=("U",))
 OWN = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", "--port=8000")
@@ -185,7 +185,7 @@ def test_the_environment_is_that_of_profile_and_plan(env: dict[str, str], passes
 
 def test_the_quiet_flag_is_known_by_its_whole_name_alone() -> None:
     quiet = engine(
-        flags={**FLAGS, "hush": Flag(type="str", ours=True)},
+        flags={**FLAGS, "hush": Flag(type="str", is_reserved=True)},
         quiet=("--hush", "/health", "/metrics"),
     )
     check("--hush", "/health", "/metrics", "--dtype=half", engine=quiet)
@@ -200,7 +200,7 @@ def test_the_quiet_flag_is_known_by_its_whole_name_alone() -> None:
 
 
 def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:
-    sleeps = SMALL.evolve(key_env="KEY", sleeps=True)
+    sleeps = SMALL.evolve(key_env="KEY", has_sleep_mode=True)
     env = dict([DEV_MODE])
     plain_command = sleeps.container_command
     command_with_door = wrap_command(sleeps.container_command, "KEY")
@@ -226,7 +226,7 @@ def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door()
 def test_a_start_may_leave_out_the_warm_ups_that_the_profile_names() -> None:
     warmup = Warmup(shapes="served.warm:SHAPES", min_capability="9.0")
     engine_with_warmups = SMALL.evolve(
-        key_env="KEY", sleeps=True, expert_warmups={"router": warmup}
+        key_env="KEY", has_sleep_mode=True, expert_warmups={"router": warmup}
     )
     door = wrap_command(engine_with_warmups.container_command, "KEY")
     for program, env in ((engine_with_warmups.container_command, {}), (door, dict([DEV_MODE]))):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import Decision, Hardware
 from gateway.domain.plan import RAM
-from gateway.engines.common.resources import free_ram_beside
+from gateway.engines.common.resources import reserved_ram_bytes
 from tests.support.makers import GIB, engine, machine, spec, wish
 from tests.support.planning import decide
 
@@ -49,12 +49,12 @@ def test_the_promises_to_engines_never_exceed_the_ram(
         if plans:
             assert plans[0].gpus == ()
             promises.append((plans[0].memory.promised_bytes, context))
-    assert sum(promise for promise, _ in promises) + free_ram_beside(gibs * GIB) <= gibs * GIB
+    assert sum(promise for promise, _ in promises) + reserved_ram_bytes(gibs * GIB) <= gibs * GIB
 
 
 def test_one_context_may_take_most_of_the_ram_and_two_plans_share_it() -> None:
     lone_memory = make_decision(64, 0).plans[0].memory
-    assert 2 * lone_memory.promised_bytes <= 64 * GIB - free_ram_beside(64 * GIB)
+    assert 2 * lone_memory.promised_bytes <= 64 * GIB - reserved_ram_bytes(64 * GIB)
     tight = lone_memory.weights_bytes + lone_memory.activation_bytes + lone_memory.overhead_bytes
     gibs = -(-tight // GIB) + 6
     lone_plan = make_decision(gibs, 0, 32768).plans[0]

@@ -74,10 +74,10 @@ def answer(plan: Plan, **changes: Any) -> EngineAnswer:
         weights=plan.memory.weights_bytes,
         kv=AskedCache(
             block_bytes=bytes_ // 1024,
-            aside=1,
+            reserved_blocks=1,
             needed=((16, bytes_ // 1024), (length // 2, bytes_ // 2), (length, bytes_)),
         ),
-        settled=ResolvedSettings(
+        resolved_settings=ResolvedSettings(
             architecture="LlamaForCausalLM",
             dtype="bfloat16",
             quantization="",
@@ -160,11 +160,14 @@ def test_the_engines_bytes_win_over_ours() -> None:
 
 def test_a_refusal_has_the_engines_own_words_and_the_search_continues() -> None:
     forecast = make_decision({})
-    engine_answer = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
+    engine_answer = EngineAnswer(refusal_text="ValueError: Failed to find a kernel", source=SOURCE)
     decision = make_decision({make_question(forecast.plans[0]): engine_answer})
     assert [plan.argv for plan in decision.plans] == [plan.argv for plan in forecast.plans[1:]]
     rejection = next(rejection for rejection in decision.rejected if rejection.source == SOURCE)
-    assert (rejection.verdict, rejection.reasons) == ("engine_refuses", (engine_answer.refused,))
+    assert (rejection.verdict, rejection.reasons) == (
+        "engine_refuses",
+        (engine_answer.refusal_text,),
+    )
 
 
 def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
@@ -176,7 +179,7 @@ def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
     foreseen = forecast.rejected[0]
     assert foreseen.verdict == "no_kernel"
     assert foreseen.question is not None
-    engine_answer = EngineAnswer(refused="ValueError: no kernel", source=SOURCE)
+    engine_answer = EngineAnswer(refusal_text="ValueError: no kernel", source=SOURCE)
     decision = make_decision(
         {foreseen.question: engine_answer},
         quant="gptq",
@@ -185,7 +188,7 @@ def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
     )
     assert (decision.rejected[0].verdict, decision.rejected[0].reasons) == (
         "no_kernel",
-        (engine_answer.refused,),
+        (engine_answer.refusal_text,),
     )
     assert len(decision.plans) == len(forecast.plans)
 
@@ -323,7 +326,7 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
         kv=cache,
     )
     question = make_question(forecast)
-    gaps = {gap.about: gap for gap in make_decision({question: other_answer}).gaps}
+    gaps = {gap.subject: gap for gap in make_decision({question: other_answer}).gaps}
     assert set(gaps) == {
         "kernel of qkv_proj",
         "attention of full layers of head size 128",
@@ -355,10 +358,10 @@ def test_sizes_that_differ_by_a_rounding_are_equal() -> None:
 def test_an_unforeseen_refusal_is_a_gap_in_the_engines_words() -> None:
     forecast = make_decision({})
     engine_answer = EngineAnswer(
-        refused="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE
+        refusal_text="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE
     )
     (gap,) = make_decision({make_question(forecast.plans[0]): engine_answer}).gaps
-    assert (gap.about, gap.forecast, gap.answer) == (
+    assert (gap.subject, gap.forecast, gap.answer) == (
         "refusal",
         "loads",
         "ValueError: no kernel, see PATH",
@@ -369,7 +372,7 @@ def test_only_a_refusal_unknown_to_the_engine_is_a_gap() -> None:
     args = {"linear-backend": "machete"}
     foreseen, *_ = make_decision({}, quant="gptq", tensor_parallel=2, args=args).rejected
     assert foreseen.question is not None
-    engine_answer = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
+    engine_answer = EngineAnswer(refusal_text="ValueError: Failed to find a kernel", source=SOURCE)
     assert (
         make_decision(
             {foreseen.question: engine_answer}, quant="gptq", tensor_parallel=2, args=args
@@ -380,7 +383,7 @@ def test_only_a_refusal_unknown_to_the_engine_is_a_gap() -> None:
     (gap,) = make_decision(
         {foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args
     ).gaps
-    assert (gap.about, gap.answer) == ("refusal", "loads")
+    assert (gap.subject, gap.answer) == ("refusal", "loads")
     assert "no kernel for" in gap.forecast
 
 
@@ -395,11 +398,11 @@ def test_a_version_without_rules_names_whose_rules_were_wrong() -> None:
 def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
     forecast = next(plan for plan in make_decision({}, engine=SGLANG_REF).plans if plan.cost == 0)
     agreeing_answer = answer(forecast)
-    assert agreeing_answer.settled is not None
+    assert agreeing_answer.resolved_settings is not None
     assert agreeing_answer.kv is not None
     less = agreeing_answer.evolve(
-        settled=agreeing_answer.settled.evolve(static_fraction=0.5),
-        kv=agreeing_answer.kv.evolve(aside=0),
+        resolved_settings=agreeing_answer.resolved_settings.evolve(static_fraction=0.5),
+        kv=agreeing_answer.kv.evolve(reserved_blocks=0),
     )
     best = next(
         plan

@@ -16,7 +16,7 @@ from gateway.cli.text_tables import print_table
 from gateway.domain import ExpectedStart, Memory, Refusal, StartConditions, StartTime
 from gateway.errors import FitserveError
 from gateway.planner import explain
-from gateway.planner.layer_tables import passed_over
+from gateway.planner.layer_tables import refusal_lines
 from tests.conformance.layer_cases import QUANTS
 from tests.support.program import app
 from tests.support.published import config
@@ -373,7 +373,7 @@ def test_kernels_that_refuse_for_the_same_reason_are_reported_once() -> None:
         Refusal(kernel="", reason="cannot be cut"),
         Refusal(kernel="CutlassW4A8LinearKernel", reason="too old"),
     )
-    assert passed_over(refusals) == ["Machete, CutlassW4A8: too old", "cannot be cut"]
+    assert refusal_lines(refusals) == ["Machete, CutlassW4A8: too old", "cannot be cut"]
 
 
 def test_the_expected_start_has_its_phases_and_its_source() -> None:

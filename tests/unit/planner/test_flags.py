@@ -30,9 +30,9 @@ FLAGS = {
     "role": Flag(type="str"),
     "hf-overrides": Flag(type="json"),
     "rope": Flag(type="json", keys=("rope_scaling",)),
-    "host": Flag(type="str", ours=True),
+    "host": Flag(type="str", is_reserved=True),
     "model": Flag(type="str"),
-    "api-key": Flag(type="str", ours=True),
+    "api-key": Flag(type="str", is_reserved=True),
 }
 SMALL = make_engine(flags=FLAGS)
 PROFILES = Profiles()
@@ -130,7 +130,7 @@ def test_only_known_flags_come_out_of_any_arguments(engine: Engine, data: st.Dat
             name = re.fullmatch(r"--(no-)?([a-z0-9-]+?)(=.*)?", item)
             assert name is not None
             flag = engine.flags[name[2]]
-            assert not flag.ours
+            assert not flag.is_reserved
             assert flag.type == "bool" or name[1] is None
             assert (name[3] is None) == (flag.type == "bool")
             assert item.isprintable()
@@ -143,7 +143,7 @@ def test_only_known_flags_come_out_of_any_arguments(engine: Engine, data: st.Dat
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.ref)
 def test_flags_of_the_gateway_are_always_refused(engine: Engine) -> None:
-    names = [name for name, flag in engine.flags.items() if flag.ours] + [
+    names = [name for name, flag in engine.flags.items() if flag.is_reserved] + [
         name for name in ("model",) if name in engine.flags
     ]
     assert names
@@ -158,7 +158,7 @@ def test_the_flags_of_a_launch_are_closed_in_every_profile(engine: Engine) -> No
     launch = [
         engine.spelling.get(name, name) for name in ("model", "served-model-name", "host", "port")
     ]
-    assert all(engine.flags[name].ours for name in launch)
+    assert all(engine.flags[name].is_reserved for name in launch)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
     gates = row(two.kernels, "in_proj_ba")
     assert (gates.k, gates.n, gates.kernel) == (2048, 32, None)
     reasons_by_kernel = {
-        refusal.kernel.removesuffix("LinearKernel"): refusal.reason for refusal in gates.refused
+        refusal.kernel.removesuffix("LinearKernel"): refusal.reason for refusal in gates.refusals
     }
     assert set(reasons_by_kernel) == {
         "CutlassW4A8",
@@ -315,7 +315,7 @@ def test_a_drafter_that_no_backend_computes_is_dropped_with_the_table() -> None:
     # Heads of 20 with sinks stand for the heads of 256 that the reporter's build refused: these
     # versions take those.
     odd = DFLASH.evolve(
-        attention=tuple(group.evolve(head_dim=20, sinks=True) for group in DFLASH.attention)
+        attention=tuple(group.evolve(head_dim=20, has_sinks=True) for group in DFLASH.attention)
     )
     best = make_decision(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
     assert best.speculation.value == "none"

@@ -323,7 +323,7 @@ def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() ->
     (fact,) = prove_success(success, 12.0)
     assert (fact.kind, fact.grade, fact.attempt, fact.at) == ("plan_verified", "verified", 7, 12.0)
     assert fact.scope == {"fingerprint": success.fingerprint}
-    assert fact.under == {"image": "engine:9.9.0", "driver": machine("2x3090").driver}
+    assert fact.software == {"image": "engine:9.9.0", "driver": machine("2x3090").driver}
     second_plans = make_decision("2x3090", facts=(fact,)).plans
     assert [plan.grade for plan in second_plans if plan.fingerprint == success.fingerprint] == [
         "verified"
@@ -331,7 +331,7 @@ def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() ->
     assert {plan.grade for plan in second_plans if plan.fingerprint != success.fingerprint} == {
         "predicted"
     }
-    stale = fact.evolve(under={**fact.under, "driver": "1.0"})
+    stale = fact.evolve(software={**fact.software, "driver": "1.0"})
     assert {plan.grade for plan in make_decision("2x3090", facts=(stale,)).plans} == {"predicted"}
     assert prove_success(attempt(8, plan=second_plans[0]), 13.0) == ()
 

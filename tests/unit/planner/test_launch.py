@@ -60,7 +60,7 @@ def test_a_container_listens_for_its_network_and_a_process_for_this_machine_only
 
 def test_an_engine_that_other_machines_reach_wants_its_key_on_every_path() -> None:
     guarded_engine = make_engine(
-        key_env="KEY", flags={**SMALL.flags, "middleware": Flag(type="str", ours=True)}
+        key_env="KEY", flags={**SMALL.flags, "middleware": Flag(type="str", is_reserved=True)}
     )
     arguments = launch("/envs/e", guarded_engine, is_exposed=True).argv
     assert arguments[3] == "--middleware=fitserve_door.Door"

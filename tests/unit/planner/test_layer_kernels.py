@@ -216,7 +216,7 @@ def test_whole_experts_keep_their_size() -> None:
 def test_a_forced_backend_that_refuses_leaves_no_kernel() -> None:
     rows = expert_rows(NEWEST_VLLM, "8.6", "mxfp4", moe_backend="triton")
     assert rows["w2"].status == "none"
-    assert [refusal.kernel for refusal in rows["w2"].refused] == ["TRITON"]
+    assert [refusal.kernel for refusal in rows["w2"].refusals] == ["TRITON"]
 
 
 def test_a_kernel_that_an_engine_turns_off_for_a_model_is_not_planned() -> None:

@@ -61,7 +61,7 @@ def test_a_backend_that_no_rule_describes_is_unknown_and_not_refused() -> None:
     ]
     experts = [row for row in best.kernels if row.scheme != "unquantized"]
     assert {row.status for row in experts} == {"unknown"}
-    assert "do not describe --moe-backend b12x" in experts[0].refused[0].reason
+    assert "do not describe --moe-backend b12x" in experts[0].refusals[0].reason
 
 
 def choose_experts(version: str, forced: str | None, *variables: str, **shape: Any) -> MoeChoice:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.domain import Decision, EngineRef, Rejected
+from gateway.domain import Decision, EngineRef, RejectedPlan
 from gateway.planner.matrix import cells
 from tests.support.makers import make_decision, plan, spec
 
 REF = EngineRef(kind="vllm", version="9.9.0", image="engine:9.9.0")
 
 
-def make_rejection(tp: int, verdict: str, pp: int = 1) -> Rejected:
-    return Rejected(
+def make_rejection(tp: int, verdict: str, pp: int = 1) -> RejectedPlan:
+    return RejectedPlan(
         engine=REF,
         tensor_parallel=tp,
         pipeline_parallel=pp,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, ModelSpec
-from gateway.models.media import media_of
+from gateway.models.media import read_media
 from gateway.planner import explain
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
@@ -17,7 +17,7 @@ from tests.support.published import config, model_from_config, published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
-SEEING = sorted(path.stem for path in MODELS.glob("*.json") if media_of(config(path.stem)))
+SEEING = sorted(path.stem for path in MODELS.glob("*.json") if read_media(config(path.stem)))
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 WHISPER = {
     "architectures": ["WhisperForConditionalGeneration"],
@@ -53,7 +53,7 @@ def test_the_first_plan_serves_all_that_a_model_takes(name: str) -> None:
         decision = make_decision(model, text_only=text_only)
         best = decision.plans[0]
         assert (best.engine.kind, best.drops) == ("vllm", ())
-        assert best.model.inputs == ("text", *media_of(model.config))
+        assert best.model.inputs == ("text", *read_media(model.config))
         assert all(not plan.drops or text_only for plan in decision.plans)
         assert not explain.headline(decision).startswith("Without")
 

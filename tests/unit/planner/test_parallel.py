@@ -14,7 +14,7 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.planning_input import PlanningInput, available_bytes
 from gateway.errors import BadModel
 from gateway.planner import parallel
-from gateway.planner.parallel import GpuGroups, dealt_layers
+from gateway.planner.parallel import GpuGroups, layers_per_stage
 from tests.support.makers import wish
 from tests.support.published import (
     CONFIGS,
@@ -137,7 +137,7 @@ def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
 def choose_devices(
     hardware: Hardware, tp: int, promised_bytes: dict[str, int] | None = None
 ) -> list[int] | None:
-    group = GpuGroups(hardware, promised_bytes or {}).best(tp)
+    group = GpuGroups(hardware, promised_bytes or {}).best_group(tp)
     return None if group is None else [gpu.index for gpu in group]
 
 
@@ -217,10 +217,10 @@ def test_pairs_without_nvlink_or_proven_peer_access_are_named() -> None:
 
 
 def test_layers_are_dealt_by_shares_as_far_as_they_fit() -> None:
-    assert dealt_layers(64, (2, 1), (64, 64)) == (43, 21)
-    assert dealt_layers(64, (2, 1), (40, 64)) == (40, 24)
-    assert dealt_layers(65, (1, 1), (64, 64)) == (33, 32)
+    assert layers_per_stage(64, (2, 1), (64, 64)) == (43, 21)
+    assert layers_per_stage(64, (2, 1), (40, 64)) == (40, 24)
+    assert layers_per_stage(65, (1, 1), (64, 64)) == (33, 32)
     # Every stage has one, and none has more than there is room for.
-    assert dealt_layers(3, (100, 1, 1), (9, 9, 9)) == (1, 1, 1)
-    assert dealt_layers(64, (2, 1), (40, 20)) is None
-    assert dealt_layers(1, (2, 1), (40, 20)) is None
+    assert layers_per_stage(3, (100, 1, 1), (9, 9, 9)) == (1, 1, 1)
+    assert layers_per_stage(64, (2, 1), (40, 20)) is None
+    assert layers_per_stage(1, (2, 1), (40, 20)) is None

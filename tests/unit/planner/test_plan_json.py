@@ -18,7 +18,7 @@ from gateway.domain import (
     Memory,
     ModelRef,
     Plan,
-    Rejected,
+    RejectedPlan,
 )
 from gateway.models.read_drafter import read_drafter
 from gateway.planner.matrix import Cell
@@ -72,7 +72,7 @@ def make_decision(
         PROFILES.facts,
         rules=PROFILES.rules(engine_list),
         drafter=drafter,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
     )
 
 
@@ -114,7 +114,7 @@ def test_every_field_that_could_be_there_is_documented() -> None:
         LayerKernel,
         LayerAttention,
         Memory,
-        Rejected,
+        RejectedPlan,
         Cell,
     ):
         names = {field.alias or name for name, field in kind.model_fields.items()}
@@ -126,7 +126,7 @@ def test_every_field_that_could_be_there_is_documented() -> None:
 
 def test_every_verdict_of_the_gates_is_documented() -> None:
     code = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
-    verdicts = set(re.findall(r'Refused\(\s*"(\w+)"', code))
+    verdicts = set(re.findall(r'RefusalError\(\s*"(\w+)"', code))
     assert len(verdicts) >= 12
     assert verdicts <= documented_words(DOCS), sorted(verdicts - documented_words(DOCS))
 
@@ -138,10 +138,12 @@ def test_the_published_fields_stay() -> None:
         " argv env kernels attention memory"
     )
     assert {*plan.split(), "warnings"} <= set(Plan.model_fields)
-    assert {"layer", "count", "k", "n", "scheme", "kernel", "padded_to", "refused"} <= set(
-        LayerKernel.model_fields
-    )
-    assert {"layers", "kind", "head_dim", "backend", "refused"} <= set(LayerAttention.model_fields)
+    assert {"layer", "count", "k", "n", "scheme", "kernel", "padded_to", "refused"} <= {
+        field.alias or name for name, field in LayerKernel.model_fields.items()
+    }
+    assert {"layers", "kind", "head_dim", "backend", "refused"} <= {
+        field.alias or name for name, field in LayerAttention.model_fields.items()
+    }
     sizes = "gpu weights activation graph overhead kv"
     assert {
         *(f"{size}_bytes" for size in sizes.split()),
@@ -151,7 +153,7 @@ def test_the_published_fields_stay() -> None:
         "high",
     } <= set(Memory.model_fields)
     assert {"engine", "tensor_parallel", "verdict", "layer", "reasons", "source"} <= set(
-        Rejected.model_fields
+        RejectedPlan.model_fields
     )
     assert (
         json.loads(DECISIONS["a crash"]().model_dump_json(by_alias=True))["schema"]

@@ -513,7 +513,13 @@ def test_the_order_of_two_plans_does_not_depend_on_a_third(
     )
     engines = PROFILES.engines((), device="cuda")
     plans = decide(
-        spec, hardware, engines, wish, rules=RULES, gpus=PROFILES.gpus, pace=PROFILES.pace
+        spec,
+        hardware,
+        engines,
+        wish,
+        rules=RULES,
+        gpus=PROFILES.gpus,
+        speed_knowledge=PROFILES.pace,
     ).plans
     kept_plans = [plan for plan in plans if data.draw(st.booleans())]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}

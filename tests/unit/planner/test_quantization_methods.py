@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.domain import Quant
-from gateway.planner.quantization_methods import MethodRefused, check, resolve
+from gateway.planner.quantization_methods import MethodRefusalError, check, resolve
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES
 from tests.support.method_plans import PROFILES, make_decision
 from tests.support.versions import NEWEST_VLLM
@@ -120,7 +120,7 @@ def test_no_block_breaks_the_method(
     ref: str, method: str, block: dict[str, object], user: str, capability: str | None
 ) -> None:
     engine = PROFILES.engine(ref)
-    with contextlib.suppress(MethodRefused):
+    with contextlib.suppress(MethodRefusalError):
         method_choice = resolve(
             engine, Quant(method=method, config=block), user, "llama", capability
         )

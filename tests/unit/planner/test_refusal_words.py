@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Decision, EngineHere, ModelForm, Promise, WouldFit
+from gateway.domain import Decision, EngineAvailability, FitAdvice, ModelForm, Promise
 from gateway.domain.units import GIB
 from gateway.planner.explain import rejections
 from gateway.planner.refusal_words import cause, cure, no_plan_reason, refusal_lines
@@ -19,8 +19,14 @@ from tests.support.versions import VLLM_REF
 PROFILES = Profiles()
 ENGINES = [PROFILES.engine(VLLM_REF)]
 RULES = PROFILES.rules(ENGINES)
-HELD = (Promise(model="demo", gives={"ram": GIB}, pinned=False, words="demo holds 1 GiB of RAM"),)
-FORM = ModelForm(what="awq", source="o/m-AWQ", weights_bytes=GIB, context=9, engine="e==1", gpus=2)
+HELD = (
+    Promise(
+        model="demo", bytes_by_gpu={"ram": GIB}, is_pinned=False, words="demo holds 1 GiB of RAM"
+    ),
+)
+FORM = ModelForm(
+    quantization="awq", source="o/m-AWQ", weights_bytes=GIB, context=9, engine="e==1", gpus=2
+)
 
 
 def decide_without_room(model: str, machine: str, **wished: Any) -> Decision:
@@ -32,7 +38,7 @@ def test_memory_counts_more_than_layouts_that_nobody_asked_for() -> None:
     decision = decide_without_room("deepseek-v3", "8x3090")
     verdicts = [rejection.verdict for rejection in decision.rejected]
     assert {"illegal_parallelism", "no_memory"} <= set(verdicts)
-    fitting = WouldFit(weights_bytes=600 * GIB, room_bytes=160 * GIB)
+    fitting = FitAdvice(weights_bytes=600 * GIB, room_bytes=160 * GIB)
     with_room = decision.evolve(would_fit=fitting)
     assert cause(with_room) == "The weights take 600.00 GiB; at most 160.00 GiB fit here now."
     assert refusal_lines(with_room)[1].startswith("No change that was planned gives a plan;")
@@ -49,7 +55,7 @@ def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:
     # The command takes one name.
     two = decision.evolve(holders=(*HELD, HELD[0].evolve(model="b"), HELD[0]))
     assert cure(two).endswith(" plan: `fitserve stop demo; fitserve stop b`.")
-    fitting = WouldFit(weights_bytes=1, room_bytes=1, forms=(FORM, FORM))
+    fitting = FitAdvice(weights_bytes=1, room_bytes=1, forms=(FORM, FORM))
     with_forms = decision.evolve(would_fit=fitting)
     assert cure(with_forms).startswith("Take another form of the model: o/m-AWQ (awq): 1.00 GiB,")
     assert len(refusal_lines(with_forms)) == 5
@@ -64,7 +70,11 @@ def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:
     ("has_engine", "words"), [(False, "engine profile"), (True, "can be started")]
 )
 def test_a_machine_without_engines_is_named_as_the_cause(*, has_engine: bool, words: str) -> None:
-    engines = (EngineHere(engine="vllm==1", here=False, why="no"),) if has_engine else ()
+    engines = (
+        (EngineAvailability(engine="vllm==1", is_available=False, reason="no"),)
+        if has_engine
+        else ()
+    )
     assert words in cause(Decision(model="m", hardware="h", engines=engines))
 
 

@@ -20,7 +20,12 @@ from gateway.domain import (
 )
 from gateway.engines.inquiry.inquirer import rehearses
 from gateway.planner.engine_answers import open_questions
-from gateway.planner.rehearsed_start import is_proven, missing_stages, start_of, start_refusal
+from gateway.planner.rehearsed_start import (
+    build_start_settings,
+    is_proven,
+    missing_stages,
+    start_refusal,
+)
 from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import wish
 from tests.support.planning import decide
@@ -63,7 +68,7 @@ def test_the_start_of_an_open_plan_goes_along_with_its_question(forecast: Plan) 
     (row,) = open_questions(decision())
     assert forecast.question in row.questions
     start = dict(row.starts)[forecast.question]
-    assert start == start_of(forecast)
+    assert start == build_start_settings(forecast)
     assert start.kv_bytes == forecast.memory.kv_bytes > 0
     assert f"--max-num-seqs={forecast.max_num_seqs.value}" in start.argv
     assert f"--max-model-len={forecast.max_model_len.value}" in start.argv
@@ -71,15 +76,15 @@ def test_the_start_of_an_open_plan_goes_along_with_its_question(forecast: Plan) 
 
 def test_flags_that_name_files_stay_out_of_a_rehearsal(forecast: Plan) -> None:
     plan = forecast.evolve(argv=(*forecast.argv, "--chat-template=/x", "--lora-modules=a=/b"))
-    assert start_of(plan) == start_of(forecast)
+    assert build_start_settings(plan) == build_start_settings(forecast)
 
 
 @pytest.mark.parametrize("stage", ["arguments", "model", "backends", "cache", "graphs"])
 def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> None:
-    start = start_of(make_decision(forecast, None).plans[0])
-    rehearsal = RehearsedStart(asked=start, refused="ValueError: no", stage=stage)
+    start = build_start_settings(make_decision(forecast, None).plans[0])
+    rehearsal = RehearsedStart(settings=start, refused="ValueError: no", stage=stage)
     decision = make_decision(forecast, rehearsal)
-    assert not any(start_of(plan) == start for plan in decision.plans)
+    assert not any(build_start_settings(plan) == start for plan in decision.plans)
     assert any(
         rejection.verdict == "engine_refuses" and rejection.reasons == ("ValueError: no",)
         for rejection in decision.rejected
@@ -88,13 +93,15 @@ def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> No
 
 @pytest.mark.parametrize("stage", ["arguments", "model", "cache"])
 def test_a_plan_whose_start_crashes_makes_room_for_another(forecast: Plan, stage: str) -> None:
-    start, words = start_of(make_decision(forecast, None).plans[0]), "KeyError: 'theta'"
-    crash = RehearsedStart(asked=start, refused=words, stage=stage, place="rope.py:7", crashed=True)
+    start, words = build_start_settings(make_decision(forecast, None).plans[0]), "KeyError: 'theta'"
+    crash = RehearsedStart(
+        settings=start, refused=words, stage=stage, location="rope.py:7", has_crashed=True
+    )
     assert forecast.question is not None
     answers = {forecast.question: answer(forecast, crash)}
     decision = decide(CASES[NAME], MACHINES[MACHINE], ENGINE, wish(), rules=RULES, answers=answers)
     assert decision.plans[0].tensor_parallel.value == 2
-    assert not any(start_of(plan) == start for plan in decision.plans)
+    assert not any(build_start_settings(plan) == start for plan in decision.plans)
     (reason,) = (
         rejection.reasons[0]
         for rejection in decision.rejected
@@ -107,20 +114,20 @@ def test_a_plan_whose_start_crashes_makes_room_for_another(forecast: Plan, stage
 def test_a_crash_of_other_sizes_does_not_count(forecast: Plan) -> None:
     other_start_settings = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
     crash = RehearsedStart(
-        asked=other_start_settings, refused="IndexError: 0", stage="model", crashed=True
+        settings=other_start_settings, refused="IndexError: 0", stage="model", has_crashed=True
     )
     assert not start_refusal(forecast, answer(forecast, crash))
 
 
 def test_a_start_that_ran_leaves_the_plan(forecast: Plan) -> None:
-    start = start_of(make_decision(forecast, None).plans[0])
-    best = make_decision(forecast, RehearsedStart(asked=start, ran=("cache",))).plans[0]
+    start = build_start_settings(make_decision(forecast, None).plans[0])
+    best = make_decision(forecast, RehearsedStart(settings=start, run_stages=("cache",))).plans[0]
     assert (best.grade, best.question) == ("checked", None)
 
 
 def test_a_refusal_of_other_sizes_does_not_count(forecast: Plan) -> None:
     other_start_settings = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
-    of_sizes = RehearsedStart(asked=other_start_settings, refused="too long", stage="cache")
+    of_sizes = RehearsedStart(settings=other_start_settings, refused="too long", stage="cache")
     assert not start_refusal(forecast, answer(forecast, of_sizes))
     of_flags = of_sizes.evolve(stage="backends")
     assert start_refusal(forecast, answer(forecast, of_flags)) == "too long"
@@ -140,14 +147,22 @@ def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) ->
     """The engine refused the forecast's requests, and its own states lower them."""
     assert forecast.question is not None
     state = forecast.memory.kv_bytes // 100
-    rehearsal = RehearsedStart(asked=start_of(forecast), refused="too many", stage="graphs")
+    rehearsal = RehearsedStart(
+        settings=build_start_settings(forecast), refused="too many", stage="graphs"
+    )
     first_answer = answer(forecast, rehearsal, state_bytes=state)
     (row,) = open_questions(outcome := decision(answers={forecast.question: first_answer}))
     plan = outcome.plans[0]
     assert plan.grade == "checked"
     assert plan.max_num_seqs.value < 100
-    assert dict(row.starts)[row.questions[0]] == start_of(plan) != start_of(forecast)
-    second = first_answer.evolve(start=RehearsedStart(asked=start_of(plan), ran=("graphs",)))
+    assert (
+        dict(row.starts)[row.questions[0]]
+        == build_start_settings(plan)
+        != build_start_settings(forecast)
+    )
+    second = first_answer.evolve(
+        start=RehearsedStart(settings=build_start_settings(plan), run_stages=("graphs",))
+    )
     best = decision(answers={forecast.question: second}).plans[0]
     assert (best.argv, best.question) == (plan.argv, None)
 
@@ -170,21 +185,21 @@ def test_a_rehearsed_start_proves_only_smaller_limits(
     plan = forecast.evolve(
         argv=("--max-model-len=4096", "--max-num-seqs=8", "--gpu-memory-utilization=0.9")
     )
-    start = RehearsedStart(asked=StartSettings(argv=argv), ran=("graphs",))
+    start = RehearsedStart(settings=StartSettings(argv=argv), run_stages=("graphs",))
     assert is_proven(plan, answer(forecast, start)) == proven
 
 
 def test_a_refused_rehearsal_proves_no_start(forecast: Plan) -> None:
     plan = forecast.evolve(argv=("--max-num-seqs=8",))
     settings = StartSettings(argv=("--max-num-seqs=16",))
-    rehearsal = RehearsedStart(asked=settings, refused="too many", stage="graphs")
+    rehearsal = RehearsedStart(settings=settings, refused="too many", stage="graphs")
     assert not is_proven(plan, answer(forecast, rehearsal))
     assert is_proven(plan, answer(forecast, None))
 
 
 def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
-    start = start_of(forecast)
-    kept_answer = answer(forecast, RehearsedStart(asked=start))
+    start = build_start_settings(forecast)
+    kept_answer = answer(forecast, RehearsedStart(settings=start))
     assert rehearses(kept_answer, start)
     assert rehearses(kept_answer, start.evolve(kv_bytes=start.kv_bytes + start.kv_bytes // 100))
     assert not rehearses(kept_answer, start.evolve(kv_bytes=start.kv_bytes * 2))
@@ -193,8 +208,8 @@ def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
 
 
 def test_a_checked_plan_names_unrehearsed_parts(forecast: Plan) -> None:
-    start = start_of(make_decision(forecast, None).plans[0])
-    rehearsed_start = RehearsedStart(asked=start, left_out=("capture of CUDA graphs",))
+    start = build_start_settings(make_decision(forecast, None).plans[0])
+    rehearsed_start = RehearsedStart(settings=start, skipped_steps=("capture of CUDA graphs",))
     best = make_decision(forecast, rehearsed_start).plans[0]
     assert best.unrehearsed == ("capture of CUDA graphs",)
     with_files = best.evolve(argv=(*best.argv, "--lora-modules=a=/b"))
@@ -226,7 +241,7 @@ class _Inquirer:
         assert (question in unproven_questions) == bool(self.questions)
         self.questions.append(start := starts[question])
         refusal = "" if len(self.questions) > 1 else "too many"
-        rehearsal = RehearsedStart(asked=start, refused=refusal, stage="graphs")
+        rehearsal = RehearsedStart(settings=start, refused=refusal, stage="graphs")
         return {question: self.answer.evolve(start=rehearsal)}
 
 
@@ -237,11 +252,11 @@ def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
 
     async def settled_decision() -> Decision:
         outcome = decision()
-        while await check.ask(open_questions(outcome)[:1]):
+        while await check.query(open_questions(outcome)[:1]):
             outcome = decision(answers=check.answers)
         return outcome
 
     best = asyncio.run(settled_decision()).plans[0]
     assert (best.grade, best.question) == ("checked", None)
-    assert inquirer.questions == [start_of(forecast), start_of(best)]
+    assert inquirer.questions == [build_start_settings(forecast), build_start_settings(best)]
     assert best.max_num_seqs.value < forecast.max_num_seqs.value

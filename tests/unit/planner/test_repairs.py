@@ -9,7 +9,7 @@ import pytest
 
 from gateway.domain import Engine, Flag, Memory
 from gateway.engines.common.kernels.linear import LinearRules
-from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, VariantEvidence
 from gateway.engines.common.variant import Variant
 from gateway.engines.vllm.engine import VllmRules
 from gateway.planner.repairs import has, longer_variants, repairs
@@ -33,7 +33,7 @@ RULES = VllmRules(
 
 
 def cures(
-    refusal: Refused,
+    refusal: RefusalError,
     variant: Variant | None = None,
     *,
     engine_: Engine = ENGINE,
@@ -70,14 +70,14 @@ def test_a_change_says_why_and_costs() -> None:
 
 
 def test_a_failed_plan_gets_one_conservative_try() -> None:
-    refusal = Refused("known_bad", "it broke", "fact")
+    refusal = RefusalError("known_bad", "it broke", "fact")
     (conservative,) = cures(refusal)
     assert conservative.conservative
     assert cures(refusal, conservative) == []
 
 
 def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
-    refusal = Refused(
+    refusal = RefusalError(
         "known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin"
     )
     variants = cures(refusal)
@@ -87,7 +87,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     # or has no other kernel by itself.
     for second in (
         refusal,
-        Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj"),
+        RefusalError("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj"),
     ):
         backend_variants = [variant for variant in cures(second, variants[0]) if variant.backends]
         assert [variant.backends for variant in backend_variants] == [
@@ -100,14 +100,14 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
         # A stand-in that fails is not repaired: the other one is looked at anyway.
         assert not any(cures(second, variant) for variant in backend_variants)
     second_cures = cures(
-        Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), variants[0]
+        RefusalError("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), variants[0]
     )
     assert second_cures[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, engine_=engine()) == []
 
 
 def test_the_backend_is_the_part_of_experts_that_changes() -> None:
-    refusal = Refused(
+    refusal = RefusalError(
         "runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN"
     )
     variants = cures(refusal, Variant(tp=2))
@@ -119,18 +119,18 @@ def test_the_backend_is_the_part_of_experts_that_changes() -> None:
 
 
 def test_a_layer_without_a_kernel_may_get_one_in_float16() -> None:
-    refusal = Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj")
+    refusal = RefusalError("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj")
     assert changes(cures(refusal)) == ["dtype"]
     assert changes(cures(refusal, args={"dtype"})) == []
-    assert changes(cures(Refused("no_kernel", "the whole GPU is too old", "profile"))) == []
+    assert changes(cures(RefusalError("no_kernel", "the whole GPU is too old", "profile"))) == []
 
 
 def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights() -> None:
-    refusal = Refused("no_memory", "too large", "memory model", cache=True)
+    refusal = RefusalError("no_memory", "too large", "memory model", may_shrink_cache=True)
     variants = cures(refusal)
     assert changes(variants) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
     # Where the weights alone are too large, a smaller cache does not help.
-    assert changes(cures(Refused("no_memory", "too large", "memory model"))) == [
+    assert changes(cures(RefusalError("no_memory", "too large", "memory model"))) == [
         "pp",
         "pp",
         "pp",
@@ -154,7 +154,7 @@ def test_only_the_numbers_of_stages_that_may_hold_the_weights_and_all_are_tried(
         overhead_bytes=10, kv_bytes=0,
         kv_bytes_per_token=1, kv_tokens=0, low=0, high=0,
     )  # fmt: skip
-    refusal = Refused(
+    refusal = RefusalError(
         "no_memory", "200 are needed", "memory model", evidence=VariantEvidence(memory=memory)
     )
     assert [variant.pp for variant in cures(refusal, gpus=8) if "pp" in variant.reasons] == [
@@ -166,7 +166,7 @@ def test_only_the_numbers_of_stages_that_may_hold_the_weights_and_all_are_tried(
 
 
 def test_the_chain_of_repairs_ends() -> None:
-    refusal = Refused("no_memory", "too large", "memory model")
+    refusal = RefusalError("no_memory", "too large", "memory model")
     variant = (
         Variant().add_change("kv_dtype", "fp8", "", "").add_change("conservative", True, "", "")
     )
@@ -182,7 +182,7 @@ def test_the_chain_of_repairs_ends() -> None:
     ["untrusted_code", "unsupported_architecture", "no_device", "driver_too_old", "bad_flag"],
 )
 def test_a_refusal_that_no_change_can_cure_is_left(verdict: str) -> None:
-    assert cures(Refused(verdict, "no", "profile")) == []
+    assert cures(RefusalError(verdict, "no", "profile")) == []
 
 
 def test_a_flag_is_known_by_the_engines_own_name() -> None:
@@ -245,7 +245,7 @@ def test_the_users_settings_are_not_given_up() -> None:
 
 
 def test_each_stage_takes_as_many_gpus_as_divide_the_heads() -> None:
-    refusal = Refused(
+    refusal = RefusalError(
         "illegal_parallelism",
         "64 attention heads cannot be shared by 6 GPUs",
         "vllm/config/model.py",
@@ -263,11 +263,11 @@ def test_a_repair_of_a_measured_shortage_is_conservative_first() -> None:
         kv_bytes_per_token=1, kv_tokens=0, low=17, high=22,
     )  # fmt: skip
     short = VariantEvidence(memory=memory)
-    estimate = Refused("no_memory", "22 GiB are needed", "memory model", evidence=short)
-    evidence = Refused("no_memory", "22 GiB were needed here", "fact", evidence=short)
+    estimate = RefusalError("no_memory", "22 GiB are needed", "memory model", evidence=short)
+    evidence = RefusalError("no_memory", "22 GiB were needed here", "fact", evidence=short)
     assert changes(cures(estimate, gpus=1, quantized=True)) == ["small"]
     assert changes(cures(evidence, gpus=1, quantized=True)) == ["conservative"]
-    large = Refused(
+    large = RefusalError(
         "no_memory",
         "30 GiB are needed",
         "memory model",

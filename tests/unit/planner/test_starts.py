@@ -12,10 +12,10 @@ from gateway.diagnosis.facts.learn import prove_success
 from gateway.domain import Attempt, Cap, Failure
 from gateway.domain.units import GIB, MIB
 from gateway.planner.starts import (
-    Blocked,
     MemoryReading,
     PendingStart,
     PlacedEngine,
+    StartObstacle,
     bytes_taken,
     cache_bytes,
     disturbances,
@@ -57,7 +57,7 @@ def block_of(
     *other_engines: PlacedEngine,
     waiting: tuple[PendingStart, ...] = (),
     now: float = 0.0,
-) -> Blocked | None:
+) -> StartObstacle | None:
     return start_block(asking, (asking, *waiting), other_engines, now, LIMIT_S)
 
 
@@ -65,8 +65,10 @@ def test_engines_start_one_after_the_other_on_one_gpu_and_side_by_side_on_others
     asking = start("b", "G1")
     assert block_of(asking) is None
     assert block_of(asking, holder("a", "G0")) is None
-    assert block_of(asking, holder("a", "G0", "G1")) == Blocked("a", "loads its weights", "G1")
-    assert block_of(asking, holder("a", "G1", phase="stopping")) == Blocked(
+    assert block_of(asking, holder("a", "G0", "G1")) == StartObstacle(
+        "a", "loads its weights", "G1"
+    )
+    assert block_of(asking, holder("a", "G1", phase="stopping")) == StartObstacle(
         "a", "is being stopped", "G1"
     )
     assert block_of(asking, holder("a", "G1", phase="capturing_graphs")) is None
@@ -76,15 +78,15 @@ def test_engines_start_one_after_the_other_on_one_gpu_and_side_by_side_on_others
 def test_engines_with_a_sized_cache_start_together_except_beside_a_measurement() -> None:
     asking = start("b", "G0", is_sized=True)
     assert block_of(asking, holder("a", "G0", is_sized=True)) is None
-    assert block_of(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
-    assert block_of(asking, holder("a", "G0", phase="stopping", is_sized=True)) == Blocked(
+    assert block_of(asking, holder("a", "G0")) == StartObstacle("a", "loads its weights", "G0")
+    assert block_of(asking, holder("a", "G0", phase="stopping", is_sized=True)) == StartObstacle(
         "a", "is being stopped", "G0"
     )
-    assert block_of(start("c", "G0"), holder("a", "G0", is_sized=True)) == Blocked(
+    assert block_of(start("c", "G0"), holder("a", "G0", is_sized=True)) == StartObstacle(
         "a", "loads its weights", "G0"
     )
     assert block_of(asking, waiting=(start("d", "G0", order=0, is_sized=True),)) is None
-    assert block_of(asking, waiting=(start("d", "G0", order=0),)) == Blocked(
+    assert block_of(asking, waiting=(start("d", "G0", order=0),)) == StartObstacle(
         "d", "starts first", "G0"
     )
 
@@ -163,7 +165,7 @@ def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
 
 def test_the_start_that_waits_longest_goes_first_even_if_it_needs_more_gpus() -> None:
     pair_start, single_start = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
-    assert block_of(single_start, holder("a", "G1"), waiting=(pair_start,)) == Blocked(
+    assert block_of(single_start, holder("a", "G1"), waiting=(pair_start,)) == StartObstacle(
         "tp2", "starts first", "G0"
     )
     assert block_of(pair_start, waiting=(single_start,)) is None
@@ -171,7 +173,7 @@ def test_the_start_that_waits_longest_goes_first_even_if_it_needs_more_gpus() ->
 
 def test_a_second_copy_of_an_unproven_plan_waits_for_the_first() -> None:
     second = start("m-r1", "G1", shape="plan")
-    words = Blocked("m", "is started for the first time with this plan")
+    words = StartObstacle("m", "is started for the first time with this plan")
     assert block_of(second, holder("m-r0", "G0", shape="plan")) == words
     assert block_of(second, holder("m-r0", "G0", shape="plan", phase="settled")) == words
     assert (
@@ -272,7 +274,7 @@ def test_an_engine_that_only_serves_disturbs_nobody() -> None:
 
 
 def test_graphs_disturb_only_engines_that_measure() -> None:
-    imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
+    imports, measures = holder("a", "G0", is_measuring=False), holder("c", "G0")
     warms = holder("b", "G0", phase="capturing_graphs")
     names = {
         name
@@ -285,7 +287,11 @@ def test_graphs_disturb_only_engines_that_measure() -> None:
 def ends(*disturbed: str) -> Iterator[Attempt]:
     for number, reason in enumerate(disturbed):
         failure = Failure(
-            kind="gpu_oom", phase="load", message="it broke", proves="nothing", disturbed=reason
+            kind="gpu_oom",
+            phase="load",
+            message="it broke",
+            proven_subject="nothing",
+            disturbed=reason,
         )
         yield attempt(number, "failed", ended_at=NOW - 1, failure=failure)
 
@@ -308,7 +314,7 @@ def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
         backoff_s=10,
         backoff_max_s=300,
     )
-    assert type(action).__name__ == "Rest"
+    assert type(action).__name__ == "NoAction"
 
 
 def read(*gpus: tuple[int, dict[int, int | None] | None]) -> dict[str, MemoryReading]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, Fact, LayerAttention, Plan
-from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, VariantEvidence
 from gateway.planner.command import check_environment
 from gateway.planner.gates.kernel_gates import gate_alike
 from gateway.profiles.profiles import Profiles
@@ -33,7 +33,7 @@ def make_decision(
         wish(**wishes),
         facts,
         rules=PROFILES.rules(engines),
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
     )
 
 
@@ -98,7 +98,7 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
         engines,
         wish(),
         rules=PROFILES.rules(engines),
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
         gpus=PROFILES.gpus,
     ).plans[0]
     assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.quantization.value) == (
@@ -283,7 +283,7 @@ def test_a_kernel_refused_for_one_layer_still_computes_the_others() -> None:
     assert kernels["qkv_proj"] == "MarlinLinearKernel"
     assert "VLLM_DISABLED_KERNELS" not in plan_after.env
     row_after = next(row for row in plan_after.kernels if row.layer.endswith("down_proj"))
-    assert any("size_k = 14336" in refusal.reason for refusal in row_after.refused)
+    assert any("size_k = 14336" in refusal.reason for refusal in row_after.refusals)
     # On another GPU nothing is known of it.
     assert (
         make_decision("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **fields).plans[0].dtype
@@ -321,7 +321,7 @@ def test_memory_for_many_requests_is_looked_for_if_many_are_to_be_served() -> No
     model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     options: dict[str, Any] = {
         "rules": PROFILES.rules(engines),
-        "pace": PROFILES.pace,
+        "speed_knowledge": PROFILES.pace,
         "gpus": PROFILES.gpus,
     }
     small_batch, large_batch = (
@@ -375,7 +375,7 @@ def test_unlike_gpus_get_stages_by_memory_and_speed(
     pair = PROFILES.hardware("5090+3090")
     options: dict[str, Any] = {
         "rules": PROFILES.rules([engine]),
-        "pace": PROFILES.pace,
+        "speed_knowledge": PROFILES.pace,
         "gpus": PROFILES.gpus,
     }
     plans = decide(spec, pair, [engine], wish(), **options).plans
@@ -469,5 +469,7 @@ def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:
         gpu,
     )
     for changed_row in (row.evolve(backend="TRITON_ATTN"), row.evolve(block=32)):
-        with pytest.raises(Refused, match="keep their caches unlike: on NVIDIA GeForce RTX 3090"):
+        with pytest.raises(
+            RefusalError, match="keep their caches unlike: on NVIDIA GeForce RTX 3090"
+        ):
             gate_alike(first_variant_evidence, VariantEvidence(attention=(changed_row,)), gpu)

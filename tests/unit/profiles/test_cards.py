@@ -30,7 +30,7 @@ def test_every_card_of_every_snapshot_is_described(name: str) -> None:
         card = TABLE.card(gpu.name, gpu.total_bytes)
         assert card is not None
         assert card.capability == gpu.capability
-        assert card.unified == (gpu.memory_kind == "unified")
+        assert card.has_unified_memory == (gpu.memory_kind == "unified")
         if card.memory_mib:
             assert card.memory_mib * MIB == gpu.total_bytes
         if card.pcie_generation and gpu.pcie.max_generation:

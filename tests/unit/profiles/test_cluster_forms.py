@@ -6,7 +6,7 @@ import pytest
 
 from gateway.domain import Network
 from gateway.errors import BadRequest, NotFound
-from gateway.profiles.cluster_forms import network_of
+from gateway.profiles.cluster_forms import parse_network
 from gateway.profiles.profile_tables import shipped_profiles
 from gateway.profiles.profiles import Profiles
 
@@ -49,9 +49,9 @@ def test_a_cluster_has_machines_and_not_too_many(form: str) -> None:
 
 
 def test_a_network_keeps_unknown_parts_unknown() -> None:
-    assert network_of("200gbit,2us,roce") == Network(bytes_s=25e9, latency_s=2e-6, rdma="roce")
-    assert network_of("10gbit") == Network(bytes_s=1.25e9)
-    assert network_of("unknown") == Network()
+    assert parse_network("200gbit,2us,roce") == Network(bytes_s=25e9, latency_s=2e-6, rdma="roce")
+    assert parse_network("10gbit") == Network(bytes_s=1.25e9)
+    assert parse_network("unknown") == Network()
     for text in ("fast", "0gbit", "10gb"):
         with pytest.raises(BadRequest):
-            network_of(text)
+            parse_network(text)

@@ -12,7 +12,7 @@ import pytest
 from gateway import variables
 from gateway.domain import Engine, EngineRef
 from gateway.engines.common.kernels.compiled_kernels import binary_support
-from gateway.engines.inquiry.learned_profile import keep
+from gateway.engines.inquiry.learned_profile import store_profile
 from gateway.errors import BadFlag, NotFound, SettingsError
 from gateway.planner.flags import check_args
 from gateway.profiles.profile_tables import shipped_profiles
@@ -202,13 +202,13 @@ def test_users_may_set_planner_flags_and_none_that_reach_beyond_the_engine(
     ref: str,
 ) -> None:
     flags = PROFILES.engine(ref).flags
-    assert [name for name in PLANNED.split() if flags[name].ours] == []
-    assert [name for name in REFUSED.split() if not flags[name].ours] == []
+    assert [name for name in PLANNED.split() if flags[name].is_reserved] == []
+    assert [name for name in REFUSED.split() if not flags[name].is_reserved] == []
     assert [
         name
         for name in flags
         if name.endswith(("-path", "-dir", "-file", "-url", "-port", "-plugin"))
-        and not flags[name].ours
+        and not flags[name].is_reserved
     ] == []
 
 
@@ -248,7 +248,7 @@ def test_a_version_given_by_differences_has_the_rules_of_its_base(
         "what these bring is not needed"
     )
     kind = [name for name in PLANNED.split() if name in engine.flags or is_kindred(ref)]
-    assert [name for name in kind if engine.flags[name].ours] == []
+    assert [name for name in kind if engine.flags[name].is_reserved] == []
     assert [
         name
         for name in (REFUSED if is_kindred(ref) else SGLANG_REFUSED).split()
@@ -276,7 +276,7 @@ def is_kindred(ref: str) -> bool:
 
 
 def is_closed(engine: Engine, name: str) -> bool:
-    return engine.flags[engine.flags[name].same_as or name].ours
+    return engine.flags[engine.flags[name].same_as or name].is_reserved
 
 
 def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
@@ -286,7 +286,7 @@ def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
     engine_ref = EngineRef(
         kind="vllm", version=NEWEST_VLLM, image=f"vllm/vllm-openai:v{NEWEST_VLLM}"
     )
-    keep(
+    store_profile(
         profiles.engine_in_image(engine_ref).evolve(sources={"flags": "asked of sha256:1"}),
         tmp_path,
     )
@@ -304,7 +304,7 @@ def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
     engine_of_image = profiles.engine_in_image(nightly).evolve(
         sources={"flags": "asked of sha256:1"}, default_seqs=7
     )
-    keep(engine_of_image, profiles.learned_in(nightly))
+    store_profile(engine_of_image, profiles.learned_in(nightly))
     assert profiles.engine_in_image(nightly).default_seqs == 7
     assert profiles.has_learned(nightly, "sha256:1")
     assert not profiles.has_learned(nightly, "sha256:2")
@@ -345,7 +345,7 @@ def test_users_give_free_text_only_to_flags_that_were_reviewed(ref: str) -> None
     free = {
         name
         for name, flag in flags.items()
-        if flag.type in ("str", "json") and flag.choices is None and not flag.ours
+        if flag.type in ("str", "json") and flag.choices is None and not flag.is_reserved
     }
     assert free - set(OPEN.split()) == set()
 
@@ -384,7 +384,9 @@ def test_flags_that_reach_beyond_sglang_are_refused_to_users(ref: str) -> None:
     engine = PROFILES.engine(ref)
     flags = engine.flags
     assert [
-        name for name in SGLANG_REFUSED.split() if not flags[flags[name].same_as or name].ours
+        name
+        for name in SGLANG_REFUSED.split()
+        if not flags[flags[name].same_as or name].is_reserved
     ] == []
     open_ends = (
         "-path",
@@ -402,14 +404,16 @@ def test_flags_that_reach_beyond_sglang_are_refused_to_users(ref: str) -> None:
     assert [
         name
         for name, flag in flags.items()
-        if name.endswith(open_ends) and not flags[flag.same_as or name].ours
+        if name.endswith(open_ends) and not flags[flag.same_as or name].is_reserved
     ] == []
     free = {
         name
         for name, flag in flags.items()
-        if flag.type in ("str", "json") and not (flag.choices or flag.keys) and not flag.ours
+        if flag.type in ("str", "json") and not (flag.choices or flag.keys) and not flag.is_reserved
     }
-    free -= {name for name, flag in flags.items() if flag.same_as and flags[flag.same_as].ours}
+    free -= {
+        name for name, flag in flags.items() if flag.same_as and flags[flag.same_as].is_reserved
+    }
     assert free <= {
         "allowed-media-domains",
         "default-chat-template-kwargs",
@@ -522,7 +526,10 @@ def test_the_generator_replaces_the_tail_and_closes_unreviewed_flags(
     (tmp_path / "root/engines/vllm").mkdir(parents=True)
     profile.rename(tmp_path / f"root/engines/vllm/{NEWEST_VLLM}.yaml")
     engine: Engine = Profiles(tmp_path / "root").engine(VLLM_REF)
-    assert {name for name, flag in engine.flags.items() if flag.ours} == {"new-text", "new-port"}
+    assert {name for name, flag in engine.flags.items() if flag.is_reserved} == {
+        "new-text",
+        "new-port",
+    }
     assert (engine.config_classes, engine.tokenizers) == (("llama", "new-type"), ("llama",))
     assert engine.stand_ins == ("OddForCausalLM",)
     assert engine.flags["new-words"].choices == ("off", "1.5")

@@ -8,7 +8,7 @@ from gateway.domain import Hardware
 from gateway.profiles.profiles import Profiles
 
 PROFILES = Profiles()
-CARDS = [card.name for card in PROFILES.card_table.cards if not card.unified]
+CARDS = [card.name for card in PROFILES.card_table.cards if not card.has_unified_memory]
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])

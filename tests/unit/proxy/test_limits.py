@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, has_peer_closed
+from gateway.proxy.limits import STALL_S, ClientProgress, ConnectionLimiter, Limits, has_peer_closed
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
             return 1
 
     assert not has_peer_closed(Lost())
-    assert not Stall(Lost(), 0.0).is_over(2 * STALL_S)
+    assert not ClientProgress(Lost(), 0.0).is_over(2 * STALL_S)
 
 
 class Holder(asyncio.Transport):
@@ -88,7 +88,7 @@ def test_the_limits_hold_for_each_kind_of_connection(
         assert not has_peer_closed(transport)
         peer.sendall(b"unread")
         assert not has_peer_closed(transport)
-        stall = Stall(transport, 0.0)
+        stall = ClientProgress(transport, 0.0)
         assert not stall.is_over(STALL_S)
         assert stall.is_over(2 * STALL_S + 1)
         peer.close()

@@ -91,7 +91,7 @@ def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[A
     """The result of an answer that comes in these pieces."""
     link, exchange = kind(pool(Clock())), RecordedExchange()
     link.transport = cast("asyncio.Transport", Transport())
-    link.ask(cast("Any", exchange), b"", b"")
+    link.send(cast("Any", exchange), b"", b"")
     for piece in pieces:
         link.data_received(piece)
     return unframe(exchange.output), exchange.ended, link.sent_bytes, b"".join(link.tail)
@@ -197,7 +197,7 @@ def give_link(engine: UpstreamPool) -> UpstreamConnection:
     """A new connection that is idle in the pool of the engine."""
     link = UpstreamConnection(engine)
     link.transport = cast("asyncio.Transport", Transport())
-    engine.give(link)
+    engine.release(link)
     return link
 
 
@@ -208,24 +208,24 @@ def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer(
     for _ in range(3):
         links.append(give_link(engine))
         clock.now += 2
-    assert engine.take() is links[2]
-    engine.give(links[2])
+    assert engine.acquire() is links[2]
+    engine.release(links[2])
     clock.now += IDLE_S
-    assert engine.take() is None  # the engines' servers may be about to close it
+    assert engine.acquire() is None  # the engines' servers may be about to close it
     engine.sweep(clock.now)
-    assert engine.take() is links[2]  # the first one was left open for 10 s
-    engine.give(links[2])
+    assert engine.acquire() is links[2]  # the first one was left open for 10 s
+    engine.release(links[2])
     clock.now += 2
     links[0].eof_received()
     links[0].transport.abort()
     clock.now += IDLE_S
     engine.sweep(clock.now)
-    assert engine.take() is links[2]  # the second one is still open
-    engine.give(links[2])
+    assert engine.acquire() is links[2]  # the second one is still open
+    engine.release(links[2])
     links[1].eof_received()
     links[1].transport.abort()
     clock.now += IDLE_S
-    assert engine.take() is None
+    assert engine.acquire() is None
     clock.now += SPARE_CONNECTION_LIFE_S
     engine.sweep(clock.now)
     assert all(link.transport.is_closing() for link in links)

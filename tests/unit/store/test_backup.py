@@ -110,8 +110,8 @@ def test_a_restored_backup_is_the_former_state_with_digests_of_keys(tmp_path: Pa
         1,
         1,
     )
-    assert restored_backup.aside is not None
-    assert {path.name for path in restored_backup.aside.iterdir()} >= {
+    assert restored_backup.former_folder is not None
+    assert {path.name for path in restored_backup.former_folder.iterdir()} >= {
         "fitserve.db",
         "keys.json",
         "learned",

@@ -13,7 +13,7 @@ import pytest
 from gateway.domain import Bench, Cap, Change, Fact, Failure
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
-from gateway.store.database import Damaged
+from gateway.store.database import DamagedDatabaseError
 from gateway.store.measured_facts import measured_facts
 from gateway.store.store import Store
 from tests.support.makers import plan, wish
@@ -237,7 +237,7 @@ def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
         second_store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("UPDATE keys SET may=replace(may, 'inference', 'admin')")
-    with pytest.raises(Damaged, match="a row of keys"):
+    with pytest.raises(DamagedDatabaseError, match="a row of keys"):
         Store(store.path)
 
 
@@ -419,15 +419,15 @@ def test_new_measurements_of_a_machine_replace_old_ones_and_their_ratios(
             fact("speed_measured", 5, figure="stream"),
         ]
     )
-    store.keep_measurements([])
+    store.store_measurements([])
     assert len(store.facts()) == 3
-    store.keep_measurements(
+    store.store_measurements(
         [
             fact("machine_speed", 1, what="memory", gpus="a"),
             fact("machine_speed", 2, what="memory", gpus="b"),
         ]
     )
-    store.keep_measurements([fact("machine_speed", 3, gpus="a", what="memory")])
+    store.store_measurements([fact("machine_speed", 3, gpus="a", what="memory")])
     rows = [(each_fact.kind, each_fact.value) for each_fact in store.facts()]
     assert rows == [
         ("max_context", 9),

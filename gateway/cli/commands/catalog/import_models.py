@@ -11,7 +11,7 @@ import typer
 from gateway.cli.options import Json
 from gateway.cli.terminal import print_message, say
 from gateway.domain.units import format_bytes, plural
-from gateway.errors import BadRequest, WriteFailed
+from gateway.errors import BadRequest, WriteFailedError
 from gateway.visible import visible_line
 
 _MAX_FILE_BYTES = 1024 * 1024
@@ -64,7 +64,7 @@ def _read_models(file: Path) -> Any:
     profiles = Profiles(settings.profiles_dir)
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
     name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name
-    has_gpu = any(gpu.kept is None for gpu in probe(settings.data).gpus)
+    has_gpu = any(gpu.reservation_reason is None for gpu in probe(settings.data).gpus)
     knowledge = EngineKnowledge(engines, closing_reason, profiles.engine, has_gpu)
     imported = read_file(text, name, knowledge)
     if imported is None:
@@ -77,7 +77,7 @@ def _read_models(file: Path) -> Any:
 
 
 def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
-    """Write the models file. Raises BadRequest for an existing file, WriteFailed."""
+    """Write the models file. Raises BadRequest for an existing file, WriteFailedError."""
     import yaml
 
     text = yaml.safe_dump({"models": models}, sort_keys=False, allow_unicode=True, width=100)
@@ -91,7 +91,7 @@ def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
     except FileExistsError:
         raise BadRequest(f"{output} exists already.", hint="Choose another name.") from None
     except OSError as error:
-        raise WriteFailed(
+        raise WriteFailedError(
             f"{output} cannot be written: {error.strerror}.",
             hint="Choose a path in a folder that you can write.",
         ) from None

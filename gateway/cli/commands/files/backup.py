@@ -21,7 +21,7 @@ from gateway.cli.options import Json
 from gateway.cli.terminal import print_bytes, say
 from gateway.cli.text_tables import print_paragraph
 from gateway.domain.units import format_bytes, plural
-from gateway.errors import BadRequest, NotReady, WriteFailed
+from gateway.errors import BadRequest, NotReady, WriteFailedError
 from gateway.version import __version__
 
 _STANDARD_STREAM = Path("-")
@@ -63,7 +63,7 @@ def backup(
             _write_backup(output)
         draft.replace(path)
     except OSError as error:
-        raise WriteFailed(
+        raise WriteFailedError(
             f"{path} cannot be written: {error.strerror}.",
             hint="Choose another path, or `-` for the standard output.",
         ) from None
@@ -89,7 +89,7 @@ def _write_to_standard_output() -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise WriteFailed(
+            raise WriteFailedError(
                 f"The backup cannot be written: {error.strerror}.",
                 hint="Make room in the folder for temporary files and at the output.",
             ) from None
@@ -150,16 +150,20 @@ def restore(
     finally:
         os.close(lock_fd)
     if as_json:
-        former_folder = str(restored.aside) if restored.aside else None
-        say(json.dumps({**restored._asdict(), "aside": former_folder, "data": str(data)}, indent=2))
+        former_folder = str(restored.former_folder) if restored.former_folder else None
+        say(
+            json.dumps(
+                {**restored._asdict(), "former_folder": former_folder, "data": str(data)}, indent=2
+            )
+        )
         return
     made_at = datetime.fromtimestamp(restored.made_at, tz=UTC).astimezone().strftime("%F %T")
     print_paragraph(
         f"{data}: {plural(restored.models, 'model')}, {plural(restored.keys, 'key')} and"
         f" {plural(restored.facts, 'fact')} from {made_at}, written by fitserve {restored.fitserve}"
     )
-    if restored.aside is not None:
-        print_paragraph(f"The earlier data is in {restored.aside}")
+    if restored.former_folder is not None:
+        print_paragraph(f"The earlier data is in {restored.former_folder}")
 
 
 @contextlib.contextmanager
@@ -179,7 +183,7 @@ def _archive_file(file: Path) -> Iterator[Path]:
             shutil.copyfileobj(sys.stdin.buffer, copy)
             copy.flush()
         except OSError as error:
-            raise WriteFailed(
+            raise WriteFailedError(
                 f"The standard input cannot be kept: {error.strerror}.",
                 hint="Make room in the folder for temporary files.",
             ) from None

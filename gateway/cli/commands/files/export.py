@@ -94,9 +94,9 @@ def _machine_plan(
     engines: list[str] | None,
 ) -> Plan:
     """The best plan for a model folder on machines, all of which it gets. Raises NotReady."""
-    from gateway.profiles.cluster_forms import network_of
+    from gateway.profiles.cluster_forms import parse_network
 
-    cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
+    cluster = planner.profiles.cluster(hardware, parse_network(network) if network else None)
     if cluster is None:
         usage_error("--hardware of an export is several machines, such as 2xgb10 or 2x(8xh100).")
     wish = read_wish(source=str(Path(source).absolute()), engines=tuple(engines or ()), gpus="all")

@@ -189,7 +189,7 @@ def _show_bench(stored_bench: Any, expected_speed: Any) -> None:
         print_paragraph(f"\nPlans do not use this result: {stored_bench['not_learned']}.")
     if rival := stored_bench["rival"]:
         say("")
-        print_paragraph(f"Another plan should be better. {rival['words']} {rival['do']}")
+        print_paragraph(f"Another plan should be better. {rival['words']} {rival['command']}")
 
 
 def _forecast(speed: Any) -> Any:

@@ -41,7 +41,7 @@ def tune(
     """
     body = {"minutes": minutes, "offline": offline, "lossy": lossy}
     path = model_path(name, "/tune")
-    report = _begin(path, body)
+    report = _start_search(path, body)
     try:
         report = _watch(path, report, is_quiet=as_json)
     except KeyboardInterrupt:
@@ -59,7 +59,7 @@ def tune(
         raise typer.Exit(1)
 
 
-def _begin(path: str, body: dict[str, Any]) -> Any:
+def _start_search(path: str, body: dict[str, Any]) -> Any:
     """The report of the new search. Asks where the model has to stop for it."""
     try:
         return call("POST", path, body)

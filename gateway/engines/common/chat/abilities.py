@@ -63,7 +63,7 @@ class ParsedAnswer(NamedTuple):
 def questions(plan: Plan) -> dict[str, dict[str, Any]]:
     """Bodies of /v1/chat/completions without their model, by the ability that each of them
     shows."""
-    if plan.model.task != "generate" or plan.model.chat is False:
+    if plan.model.task != "generate" or plan.model.has_chat is False:
         return {}
     thinks = plan.reasoning_parser.value != NO_PARSER
     limit = min(_THINKING_TOKENS if thinks else _TOKENS, max(1, plan.max_model_len.value // 2))
@@ -102,7 +102,7 @@ def abilities_by_plan(plan: Plan, reason: str = _NO_ANSWER) -> Abilities:
         return Abilities.uniform(
             Ability(state="not proven", evidence="the model does not generate")
         )
-    if plan.model.chat is False:
+    if plan.model.has_chat is False:
         return Abilities.uniform(
             Ability(state="not proven", evidence="the model has no chat template")
         )
@@ -215,7 +215,7 @@ def test_failure() -> Failure:
             " answers by a schema."
         ),
         advice="The engine starts again without these tests, and serves without these abilities.",
-        proves="nothing",
+        proven_subject="nothing",
     )
 
 

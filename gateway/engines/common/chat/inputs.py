@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gateway.domain import ModelSpec
-from gateway.models.media import media_of
+from gateway.models.media import read_media
 
 
 def inputs(spec: ModelSpec) -> tuple[str, ...]:
     """Kinds of content that a message may have."""
-    media = media_of(spec.config)
+    media = read_media(spec.config)
     return media if spec.task == "transcribe" else ("text", *media)

@@ -19,8 +19,12 @@ class Dialect(Value):
     """One format of tool calls or reasoning: the text of a chat template that shows it, and its
     parsers."""
 
-    holds: tuple[str, ...] = Field((), description="all of these stand in the template")
-    lacks: tuple[str, ...] = Field((), description="none of these stands in it")
+    required_texts: tuple[str, ...] = Field(
+        (), description="all of these stand in the template", alias="holds"
+    )
+    forbidden_texts: tuple[str, ...] = Field(
+        (), description="none of these stands in it", alias="lacks"
+    )
     begins: str = Field("", description="stands in what the template writes before an answer")
     tokens: tuple[str, ...] = Field(
         (), description="the parsers work only where the tokenizer has these as tokens of their own"
@@ -37,8 +41,8 @@ class Dialect(Value):
     def is_taught(self, spec: ModelSpec, template: str) -> bool:
         """Whether the model's template teaches this dialect."""
         return (
-            all(text in template for text in self.holds)
-            and not any(text in template for text in self.lacks)
+            all(text in template for text in self.required_texts)
+            and not any(text in template for text in self.forbidden_texts)
             and self.begins in template[template.rfind(_PROMPT) :]
             and (not self.types or spec.model_type.startswith(self.types))
         )
@@ -52,19 +56,19 @@ class ParserTable(Value):
     reasoning: tuple[Dialect, ...]
     repairs: tuple[Repair, ...] = ()
 
-    def writing(self, spec: ModelSpec) -> Writing:
+    def writing(self, spec: ModelSpec) -> ModelDialect:
         """How the model writes: its template is searched here, once for all engines."""
         template = spec.chat_template
         if template is None:
-            return Writing(spec, None, None)
+            return ModelDialect(spec, None, None)
         tools, reasoning = (
             next((row for row in rows if row.is_taught(spec, template)), None)
             for rows in (self.tools, self.reasoning)
         )
-        return Writing(spec, tools, reasoning)
+        return ModelDialect(spec, tools, reasoning)
 
 
-class Writing(FrozenRecord, frozen=True, eq=False):
+class ModelDialect(FrozenRecord, frozen=True, eq=False):
     """How one model writes. None: its template teaches no dialect that is known."""
 
     spec: ModelSpec
@@ -117,7 +121,7 @@ class Writing(FrozenRecord, frozen=True, eq=False):
         if value is None:
             reason = f"{engine.ref} has no parser {' or '.join(dialect.parsers)}"
             return StrChoice(value=NO_PARSER, reason=reason, source=f"profile {engine.ref}")
-        marks = [*dialect.holds, *([dialect.begins] if dialect.begins else [])]
+        marks = [*dialect.required_texts, *([dialect.begins] if dialect.begins else [])]
         example = " ".join(marks[:2]) or spec.model_type
         reason = f"the chat template writes {subject} as {example} has them"
         return StrChoice(value=value, reason=reason, source=dialect.source)

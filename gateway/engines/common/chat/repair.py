@@ -9,7 +9,7 @@ from gateway.domain.base import Field
 from gateway.domain.value import Value
 
 
-class Edit(Value):
+class TemplateEdit(Value):
     find: str = Field(description="empty: the beginning of the template")
     replace: str
 
@@ -25,7 +25,7 @@ class Repair(Value):
     about: str = Field(description="the models whose template has the fault")
     holds: tuple[str, ...]
     lacks: tuple[str, ...] = ()
-    edits: tuple[Edit, ...]
+    edits: tuple[TemplateEdit, ...]
     why: str
     source: str
 

@@ -17,7 +17,7 @@ FOLDER = "chat-templates"
 _FILE = re.compile(r"([0-9a-f]{64})\.jinja")
 
 
-class Chosen(NamedTuple):
+class ChosenTemplate(NamedTuple):
     """A chat template. text: for the choice of parsers; None: there is no template.
 
     digest: the digest of the text that the engine is given; None: the engine uses the model's own.
@@ -30,15 +30,15 @@ class Chosen(NamedTuple):
 
 def choose_template(
     spec: ModelSpec, user_template: ChatTemplate | None, repairs: Iterable[Repair] = ()
-) -> Chosen:
+) -> ChosenTemplate:
     if user_template is not None:
-        return Chosen(
+        return ChosenTemplate(
             StrChoice(value=str(user_template), reason="set by the user", source="user"),
             user_template.text,
             user_template.digest,
         )
     if spec.chat_template is None:
-        return Chosen(
+        return ChosenTemplate(
             StrChoice(
                 value="none", reason="the model comes without one", source="files of the model"
             ),
@@ -50,13 +50,13 @@ def choose_template(
         reason = (
             f"the published one is known to be broken: {'; '.join(fault.why for fault in faults)}"
         )
-        return Chosen(
+        return ChosenTemplate(
             StrChoice(value=str(mended), reason=reason, source=faults[0].source),
             text,
             mended.digest,
         )
     source_words = "the one that comes with the model"
-    return Chosen(
+    return ChosenTemplate(
         StrChoice(value="published", reason=source_words, source="files of the model"),
         spec.chat_template,
     )

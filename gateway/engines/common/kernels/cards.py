@@ -26,7 +26,7 @@ class Card(Value):
         gt=0,
         description=("memory of the card by CUDA's count, in MiB: the driver keeps the rest"),
     )
-    unified: bool = Field(False, description="the memory is the host's")
+    has_unified_memory: bool = Field(False, description="the memory is the host's", alias="unified")
     memory_gb_s: float = Field(gt=0, description="10^9 bytes/s")
     sms: int = Field(gt=0, description="streaming multiprocessors")
     bf16_tflops: float | None = Field(None, gt=0)
@@ -53,7 +53,7 @@ class Card(Value):
     def _check_nvlinks(self) -> Card:
         if bool(self.nvlinks) != (self.nvlink_gb_s is not None):
             raise ValueError(f"{self.name}: nvlinks and nvlink_gb_s are given together, or neither")
-        if self.unified == (self.memory_mib is not None):
+        if self.has_unified_memory == (self.memory_mib is not None):
             raise ValueError(
                 f"{self.name}: a card has memory of its own (memory_mib) or the host's (unified)"
             )
@@ -83,7 +83,7 @@ class CardTable(Value):
                 card
                 for card in self.cards
                 if card.name == name
-                and (card.unified or total_bytes is None or card.has_memory(total_bytes))
+                and (card.has_unified_memory or total_bytes is None or card.has_memory(total_bytes))
             ),
             None,
         )

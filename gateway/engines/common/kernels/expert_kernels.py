@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from gateway.domain import KnownChoice, Refusal, Value
 from gateway.domain.base import Field, model_validator
-from gateway.engines.common.kernels.preference import Move, sort_by_preference
+from gateway.engines.common.kernels.preference import OrderChange, sort_by_preference
 from gateway.engines.common.rules.check import (
     CODE_REFUSAL,
     Check,
@@ -53,12 +53,14 @@ class MoeChoice(NamedTuple):
 
 
 class Rounding(Value):
-    """Multiples that sizes per rank grow to where `when` holds; `group`: the intermediate size
-    grows to whole groups too."""
+    """Multiples that sizes per rank grow to where `when` holds.
+
+    rounds_to_group: the intermediate size grows to whole groups too.
+    """
 
     hidden: int = Field(1, ge=1)
     intermediate: int = Field(1, ge=1)
-    group: bool = False
+    rounds_to_group: bool = Field(False, alias="group")
     when: Check = Check()
 
 
@@ -66,10 +68,10 @@ class ExpertBackend(Value):
     source: str = ""
     requires: tuple[Check, ...] = ()  # checks in the engine's Python
     # These checks come after the choice of the backend. If one refuses, the engine tries no other.
-    then: tuple[Check, ...] = ()
+    later_checks: tuple[Check, ...] = Field((), alias="then")
     runs: tuple[Check, ...] = ()  # asked by the CUDA code alone, of each of the two products
     pads: tuple[Rounding, ...] = ()  # the first that applies
-    slow: str = ""  # why a faster backend would be better
+    slow_reason: str = Field("", alias="slow")  # why a faster backend would be better
 
 
 class ExpertMethod(Value):
@@ -80,9 +82,9 @@ class ExpertMethod(Value):
     match: Check
     source: str = ""
     backends: tuple[str, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[OrderChange, ...] = ()
     # The keys are values of --moe-backend. A name that is missing is refused.
-    forced: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    backends_by_flag: dict[str, tuple[str, ...]] = Field(default_factory=dict, alias="forced")
     # These values of --moe-backend leave the choice automatic. "*" means all.
     ignores: tuple[str, ...] = ()
     requires: tuple[Check, ...] = ()  # for every backend
@@ -124,12 +126,12 @@ class MoeRules(RuleFile):
         """These rules with choices of the version's own code. other_rules: by version."""
         borrowed_rules, methods, backends = [], [], dict(self.backends)
         for choice in choices:
-            match_check = Check.trust_conditions(dict(choice.where))
+            match_check = Check.trust_conditions(dict(choice.conditions))
             if choice.rules is not None:
                 borrowed_rules.append(
                     BorrowedMoeRules(where=match_check, rules=other_rules[choice.rules])
                 )
-            elif choice.refuses:
+            elif choice.refuses_choice:
                 methods.append(ExpertMethod(name="", match=match_check, refuses=CODE_REFUSAL))
             elif choice.backend is not None:
                 backends.setdefault(choice.backend, ExpertBackend())
@@ -154,11 +156,11 @@ class MoeRules(RuleFile):
         return index_by_scheme(self.methods, lambda method: method.match)
 
     @model_validator(mode="after")
-    def _describes_what_it_lists(self) -> Self:
+    def _check_listed_rows(self) -> Self:
         for method in self.methods:
             listed_names = {
                 *method.backends,
-                *(name for names in method.forced.values() for name in names),
+                *(name for names in method.backends_by_flag.values() for name in names),
             }
             if unknown_names := sorted(listed_names - set(self.backends)):
                 raise ValueError(
@@ -191,7 +193,9 @@ def choose_moe(
     variables: environment variables, as rule_variables names them.
     """
     if not shape.routing:
-        return _whatever_the_routing(rules, shape, capability, packages, forced_backend, variables)
+        return _backend_for_any_routing(
+            rules, shape, capability, packages, forced_backend, variables
+        )
     installed_packages = frozenset(rules.packages) if packages is None else packages
     subject = Subject(
         capability, installed_packages, layer=shape.w13, experts=shape, variables=variables
@@ -239,19 +243,19 @@ def _demanded_backends(
     rules: MoeRules, method: ExpertMethod, shape: MoeShape, forced_backend: str
 ) -> list[str] | MoeChoice:
     """The backends for the value of --moe-backend, or the choice where the value gives none."""
-    if not method.forced:
+    if not method.backends_by_flag:
         return _unknown_choice(
             f"what --moe-backend {forced_backend} does with these experts is not known here"
         )
     undescribed_names = rules.undescribed.get(shape.scheme.kind, ())
     if forced_backend in undescribed_names or (
-        "*" in undescribed_names and forced_backend not in method.forced
+        "*" in undescribed_names and forced_backend not in method.backends_by_flag
     ):
         return _unknown_choice(f"these rules do not describe --moe-backend {forced_backend}")
-    if forced_backend not in method.forced:
+    if forced_backend not in method.backends_by_flag:
         reason = f"is not a choice for {shape.scheme.kind} experts"
         return _no_backend(method, Refusal(kernel=f"--moe-backend {forced_backend}", reason=reason))
-    return [*method.forced[forced_backend]]
+    return [*method.backends_by_flag[forced_backend]]
 
 
 def _preferred_backends(
@@ -259,9 +263,9 @@ def _preferred_backends(
 ) -> list[str] | MoeChoice:
     """The backends in the engine's order that variables allow, or the choice without any."""
     names = sort_by_preference(method.backends, method.moves, subject)
-    if not method.forced:
+    if not method.backends_by_flag:
         return names
-    allowed_backends = allowed_kernels(rules.variables, names, subject, method.forced)
+    allowed_backends = allowed_kernels(rules.variables, names, subject, method.backends_by_flag)
     if allowed_backends.refusal:
         refusal = Refusal(kernel=allowed_backends.demand, reason=allowed_backends.refusal)
         return _no_backend(method, refusal)
@@ -281,7 +285,7 @@ def _first_backend(
         short_name = _short_name(name)
         reason = first_refusal(backend.requires, subject)
         if reason is None:
-            method_refusal = first_refusal((*method.requires, *backend.then), subject)
+            method_refusal = first_refusal((*method.requires, *backend.later_checks), subject)
             if method_refusal:
                 return _no_backend(
                     method, *refusals, Refusal(kernel=short_name, reason=method_refusal)
@@ -299,7 +303,7 @@ def _short_name(name: str) -> str:
 _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
 
 
-def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *arguments: Any) -> MoeChoice:
+def _backend_for_any_routing(rules: MoeRules, shape: MoeShape, *arguments: Any) -> MoeChoice:
     """The backend of a router that is not known: that of every kind of router, if all get one
     backend."""
     choices = [
@@ -348,7 +352,7 @@ def _moe_choice(
         refusals=refusals,
         status="crash" if crashes else "ok",
         crashes=tuple(crashes),
-        note="; ".join(reason for _, reason in crashes) or backend.slow,
+        note="; ".join(reason for _, reason in crashes) or backend.slow_reason,
     )
 
 
@@ -358,7 +362,7 @@ def _padded_sizes(
     rounding = next((pad for pad in pads if pad.when.refusal(subject) is None), None)
     if rounding is None:
         return None
-    group_size = max(shape.scheme.group, 1) if rounding.group else 1
+    group_size = max(shape.scheme.group, 1) if rounding.rounds_to_group else 1
     grown_sizes = (
         round_up(shape.hidden, rounding.hidden),
         round_up(shape.intermediate, math.lcm(rounding.intermediate, group_size)),

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Self
 
 from gateway.domain import KnownChoice, Refusal, Value
 from gateway.domain.base import Field, model_validator
-from gateway.engines.common.kernels.preference import Move, sort_by_preference
+from gateway.engines.common.kernels.preference import OrderChange, sort_by_preference
 from gateway.engines.common.rules.check import (
     CODE_REFUSAL,
     Check,
@@ -53,7 +53,7 @@ class KernelChoice(NamedTuple):
 # --- the rules, as linear.yaml has them ---
 
 
-class Pads(Value):
+class PaddingTiles(Value):
     """Grow to the cheapest of these (k, n) tiles, k also to whole groups."""
 
     tiles: tuple[tuple[int, int], ...]
@@ -64,9 +64,10 @@ class LinearKernel(Value):
     requires: tuple[Check, ...] = ()
     # These checks come when the layer is first computed, once the kernel is chosen.
     runs: tuple[Check, ...] = ()
-    pads: Pads | None = None
-    disablable: bool = True  # VLLM_DISABLED_KERNELS can name this kernel
-    slow: str = ""  # why a faster kernel would be better
+    pads: PaddingTiles | None = None
+    # VLLM_DISABLED_KERNELS can name this kernel.
+    is_disablable: bool = Field(True, alias="disablable")
+    slow_reason: str = Field("", alias="slow")  # why a faster kernel would be better
 
 
 class CodePath(Value):
@@ -76,9 +77,9 @@ class CodePath(Value):
     source: str = ""
     kernels: tuple[str, ...] = ()
     activation: str = "16-bit"
-    moves: tuple[Move, ...] = ()
-    automatic: bool = False  # only while no backend is forced
-    disablable: bool = True  # this path obeys VLLM_DISABLED_KERNELS
+    moves: tuple[OrderChange, ...] = ()
+    is_automatic: bool = Field(False, alias="automatic")  # only while no backend is forced
+    is_disablable: bool = Field(True, alias="disablable")  # this path obeys VLLM_DISABLED_KERNELS
     refuses: str = ""  # why the engine turns layers that match away before any kernel is asked
 
 
@@ -113,12 +114,12 @@ class LinearRules(RuleFile):
         """These rules with choices of the version's own code. other_rules: by version."""
         borrowed_rules, paths, kernels = [], [], dict(self.kernels)
         for choice in choices:
-            match_check = Check.trust_conditions(dict(choice.where))
+            match_check = Check.trust_conditions(dict(choice.conditions))
             if choice.rules is not None:
                 borrowed_rules.append(
                     BorrowedLinearRules(where=match_check, rules=other_rules[choice.rules])
                 )
-            elif choice.refuses:
+            elif choice.refuses_choice:
                 paths.append(CodePath(match=match_check, refuses=CODE_REFUSAL))
             elif choice.backend is not None:
                 kernels.setdefault(choice.backend, LinearKernel())
@@ -138,7 +139,7 @@ class LinearRules(RuleFile):
         return index_by_scheme(self.paths, lambda path: path.match)
 
     @model_validator(mode="after")
-    def _describes_what_it_lists(self) -> Self:
+    def _check_listed_rows(self) -> Self:
         for path in self.paths:
             if unknown_names := [kernel for kernel in path.kernels if kernel not in self.kernels]:
                 raise ValueError(
@@ -147,7 +148,8 @@ class LinearRules(RuleFile):
             for move in path.moves:
                 if not move.has_both(path.kernels):
                     raise ValueError(
-                        f"a path moves {move.name} before {move.before} but does not list both"
+                        f"a path moves {move.name} before {move.before_kernel} but does not list"
+                        " both"
                     )
         return self
 
@@ -205,7 +207,7 @@ def choose(
         (
             p
             for p in paths
-            if not (p.automatic and forced_backend) and p.match.refusal(subject) is None
+            if not (p.is_automatic and forced_backend) and p.match.refusal(subject) is None
         ),
         None,
     )
@@ -264,13 +266,20 @@ def _first_kernel(
         obstacle = first_refusal(kernel.requires, subject)
         is_at_start = obstacle is None or ".cu" in kernel.source
         obstacle = obstacle or refusals(name)
-        if obstacle is None and name in subject.disabled and path.disablable and kernel.disablable:
+        if (
+            obstacle is None
+            and name in subject.disabled
+            and path.is_disablable
+            and kernel.is_disablable
+        ):
             obstacle = DISABLED_REASON
         if obstacle is None:
             return _accepting_choice(name, kernel, subject, kernel_refusals)
         kernel_refusals.append(
             Refusal(
-                kernel=name, reason=obstacle, at_start=is_at_start and obstacle != DISABLED_REASON
+                kernel=name,
+                reason=obstacle,
+                is_at_start=is_at_start and obstacle != DISABLED_REASON,
             )
         )
     return _no_kernel(*kernel_refusals)
@@ -288,7 +297,7 @@ def _accepting_choice(
         padded_to=_padded_sizes(kernel.pads, shape),
         refusals=tuple(refusals),
         status="crash" if crash else "ok",
-        note=f"K={shape.k}, N={shape.n}: {crash}" if crash else kernel.slow,
+        note=f"K={shape.k}, N={shape.n}: {crash}" if crash else kernel.slow_reason,
     )
 
 
@@ -302,7 +311,7 @@ def _unknown_choice(subject: str, reason: str) -> KernelChoice:
     )
 
 
-def _padded_sizes(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | None:
+def _padded_sizes(pads: PaddingTiles | None, shape: LinearShape) -> tuple[int, int] | None:
     if pads is None:
         return None
     group_size = max(shape.scheme.group, 1)

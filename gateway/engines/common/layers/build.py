@@ -32,8 +32,8 @@ from gateway.engines.common.quantization.floating import (
 )
 from gateway.engines.common.quantization.parse import parse
 from gateway.errors import BadModel
-from gateway.models.families.blueprint import Blueprint, Built, Shard
-from gateway.models.families.registry import RENAMES, blueprint_of, depends_on_version
+from gateway.models.families.blueprint import Blueprint, LinearLayer, Shard
+from gateway.models.families.registry import RENAMES, build_blueprint, depends_on_version
 from gateway.models.scheme import Scheme
 
 # Traits are differences between engine versions. vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound
@@ -74,7 +74,7 @@ def relevant_traits(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     return frozenset(traits) & (names | _MODELOPT if modelopt else names)
 
 
-def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
+def set_method(spec: ModelSpec, quantization: str) -> ModelSpec:
     """The model with the quantization that the engine applies while it loads; already quantized
     weights stay as they are."""
     if quantization != "fp8" or spec.quant is not None:
@@ -151,7 +151,7 @@ class _Key(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _blueprint(key: _Key) -> Blueprint:
-    return blueprint_of(json.loads(key.config), key.source, key.traits, key.structure)
+    return build_blueprint(json.loads(key.config), key.source, key.traits, key.structure)
 
 
 @lru_cache(maxsize=32)
@@ -174,7 +174,7 @@ def _schemes(
 
 
 def _layers_by_scheme(
-    layers: Iterable[Built],
+    layers: Iterable[LinearLayer],
     schemes: Iterable[Mapping[LayerScheme, Sequence[int]]],
     quantization: Quantization,
     traits: Collection[str],
@@ -214,7 +214,7 @@ def _layers_by_scheme(
 
 
 def _numbers_by_scheme(
-    linear: Built, quantization: Quantization
+    linear: LinearLayer, quantization: Quantization
 ) -> dict[LayerScheme, Sequence[int]]:
     """Numbers of this layer, by scheme."""
     if not linear.is_quantizable:
@@ -225,7 +225,7 @@ def _numbers_by_scheme(
         if linear.experts:
             name = name.removesuffix(".w13").removesuffix(".w2")
         result.setdefault(
-            quantization.scheme_of(name, linear.modules, experts=linear.experts > 0), []
+            quantization.scheme_of(name, linear.modules, has_experts=linear.experts > 0), []
         ).append(number)
     return dict.fromkeys(result, linear.numbers) if not quantization.is_numbered else {**result}
 

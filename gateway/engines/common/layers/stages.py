@@ -2,7 +2,7 @@
 
     stage(built, engine, kind, architecture, stages) -> the fullest stage of the engine's own split
     stage_model(built, layers, part, repeated_parts) -> one stage of a split
-    fullest(built, layers, repeated_parts) -> the stage with the most bytes of weights
+    heaviest_stage(built, layers, repeated_parts) -> the stage with the most bytes of weights
 
 Compared with the layers that the engines build by tests/conformance/golden/stage-*.json and
 sglang_stage-*.json.
@@ -34,14 +34,14 @@ def stage(
     built_model: BuiltModel, engine: Engine, kind: EngineKind, architecture: str, stages: int
 ) -> BuiltModel:
     """The fullest stage when the engine itself splits the layers."""
-    return fullest(
+    return heaviest_stage(
         built_model,
-        layers_of(built_model, kind, stages),
+        split_layers(built_model, kind, stages),
         parts_of_every_stage(engine, architecture),
     )
 
 
-def layers_of(built_model: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ...]:
+def split_layers(built_model: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ...]:
     """Layers of each stage as the engine splits them; one per stage if the depth is unknown."""
     if stages == 1:
         return (1,)
@@ -75,7 +75,7 @@ def field_against_stages(built_model: BuiltModel, engine: Engine, architecture: 
 
 
 @lru_cache(maxsize=256)
-def fullest(
+def heaviest_stage(
     built_model: BuiltModel, layers: tuple[int, ...], repeated_parts: frozenset[str]
 ) -> BuiltModel:
     """The stage with the most bytes of weights. Of each kind of attention it has as many layers as

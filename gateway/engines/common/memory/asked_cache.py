@@ -62,7 +62,9 @@ class CountedCache(FrozenRecord, frozen=True):
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
         if not self.answer.needed:
             return limit
-        capacity = (self._block_count(kv_bytes) - self.answer.aside) * self.answer.block_bytes
+        capacity = (
+            self._block_count(kv_bytes) - self.answer.reserved_blocks
+        ) * self.answer.block_bytes
         return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= capacity)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:

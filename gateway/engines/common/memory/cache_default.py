@@ -6,7 +6,9 @@ from gateway.domain import CacheDefault, Engine, ModelSpec
 from gateway.engines.common.rules.subject import is_of_family
 
 
-def default_of(spec: ModelSpec, engine: Engine, capability: str | None) -> CacheDefault | None:
+def find_cache_default(
+    spec: ModelSpec, engine: Engine, capability: str | None
+) -> CacheDefault | None:
     """The row for this model on GPUs of this compute capability; None: it has no such dtype."""
     return next(
         (

@@ -45,19 +45,19 @@ def unknown_scheme(reason: str) -> UnknownScheme:
     return UnknownScheme(reason=reason)
 
 
-class Layer(FrozenRecord, frozen=True):
+class QuantizedLayer(FrozenRecord, frozen=True):
     """A layer that is asked for: its name in the engine, the names of its modules in a checkpoint,
     and whether it has experts."""
 
     name: str
     modules: tuple[str, ...]
-    experts: bool
+    has_experts: bool
 
 
-Rule = Callable[[Layer], LayerScheme]
+Rule = Callable[[QuantizedLayer], LayerScheme]
 
 
-class Mixed(Exception):
+class MixedSchemes(Exception):
     """The parts of one fused layer differ, which engines refuse."""
 
 
@@ -72,18 +72,18 @@ class Quantization(FrozenRecord, frozen=True):
     is_numbered: bool = True  # layers that differ only in their number may have different schemes
 
     def scheme_of(
-        self, name: str, parts: Sequence[str] = (), *, experts: bool = False
+        self, name: str, parts: Sequence[str] = (), *, has_experts: bool = False
     ) -> LayerScheme:
         """The scheme of the layer `name`; `parts` are the last names of the modules fused into
         it."""
         stem, _, last = name.rpartition(".")
         modules = tuple(f"{stem}.{part}" if stem else part for part in parts) or (name,)
-        if experts:
+        if has_experts:
             # An expert layer is asked for by the first expert's projections.
             modules = tuple(f"{name}.0.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
         try:
-            return self.rule(Layer(name, modules, experts))
-        except Mixed:
+            return self.rule(QuantizedLayer(name, modules, has_experts))
+        except MixedSchemes:
             return unknown_scheme(
                 f"the modules fused into {last or name} are quantized differently, which engines"
                 " refuse"
@@ -147,5 +147,5 @@ def number(value: object, minimum: int = 1) -> int:
 def has_all_or_none(modules: Sequence[str], matches: Callable[[str], bool]) -> bool:
     result = {matches(module) for module in modules}
     if len(result) > 1:
-        raise Mixed
+        raise MixedSchemes
     return result.pop()

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from gateway.engines.common.quantization.block import (
     UNQUANTIZED_SCHEME,
     Block,
-    Layer,
     LayerScheme,
-    Mixed,
+    MixedSchemes,
     Quantization,
+    QuantizedLayer,
     first_entries,
     has_all_or_none,
     make_scheme,
     number,
     unknown_scheme,
 )
-from gateway.engines.common.quantization.safe_regex import tame
+from gateway.engines.common.quantization.safe_regex import refuse_slow_patterns
 from gateway.models.scheme import Kind, Scheme
 
 # vLLM 0.33.0: a ModelOpt checkpoint of NVFP4 whose groups name no activations keeps activations in
@@ -60,14 +60,14 @@ def compressed_tensors(block: Block) -> Quantization:
         for target in first_entries(group, "targets"):
             if not (len(group["targets"]) == 1 and target.endswith("Attention")):
                 targets[block.engine_name(target)] = scheme
-    tame(entry[3:] for entry in (*ignored, *targets) if entry.startswith("re:"))
+    refuse_slow_patterns(entry[3:] for entry in (*ignored, *targets) if entry.startswith("re:"))
     names = frozenset(ignored)
     expressions = [entry[3:] for entry in ignored if entry.startswith("re:")]
 
     def is_skipped(name: str) -> bool:
         return name in names or any(re.match(expression, name) for expression in expressions)
 
-    def rule(layer: Layer) -> LayerScheme:
+    def rule(layer: QuantizedLayer) -> LayerScheme:
         if layer.name in names or has_all_or_none(layer.modules, is_skipped):
             return UNQUANTIZED_SCHEME
         return _target_scheme(layer, targets) or UNQUANTIZED_SCHEME
@@ -75,7 +75,7 @@ def compressed_tensors(block: Block) -> Quantization:
     return Quantization(rule)
 
 
-def _target_scheme(layer: Layer, targets: Mapping[str, LayerScheme]) -> LayerScheme | None:
+def _target_scheme(layer: QuantizedLayer, targets: Mapping[str, LayerScheme]) -> LayerScheme | None:
     """The scheme of the first target that names the layer, its modules or its class. Raises
     Mixed."""
     scheme = _first_match(layer.name, targets)
@@ -84,7 +84,7 @@ def _target_scheme(layer: Layer, targets: Mapping[str, LayerScheme]) -> LayerSch
     schemes = [_first_match(module, targets) for module in layer.modules]
     if schemes and None not in schemes:
         if len(set(schemes)) > 1:
-            raise Mixed
+            raise MixedSchemes
         return schemes[0]
     # The class name of every parallel layer contains this word; the classes of experts count as
     # parallel layers.
@@ -211,7 +211,7 @@ _MXFP4 = make_scheme("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
 
 def mxfp4(_: Block) -> Quantization:
     """mxfp4.py: only experts, even if the block lists others."""
-    return Quantization(lambda layer: _MXFP4 if layer.experts else UNQUANTIZED_SCHEME)
+    return Quantization(lambda layer: _MXFP4 if layer.has_experts else UNQUANTIZED_SCHEME)
 
 
 def _matches_wildcard(name: str, pattern: str) -> bool:
@@ -244,7 +244,7 @@ def modelopt(block: Block) -> Quantization:
     scheme_by_expert = _schemes_by_expert(layer_schemes)
     siblings = layer_schemes if EXPERTS_BY_SIBLINGS in block.traits else {}
 
-    def rule(layer: Layer) -> LayerScheme:
+    def rule(layer: QuantizedLayer) -> LayerScheme:
         if _is_excluded(layer, exclusions.prefixes):
             return UNQUANTIZED_SCHEME
         if PLAIN_TOWERS in block.traits and any(name in layer.name for name in _TOWERS):
@@ -255,7 +255,7 @@ def modelopt(block: Block) -> Quantization:
             )
         if base is not None:
             return _scheme_of_base(layer, base)
-        if layer.experts and layer.name not in layer_schemes:
+        if layer.has_experts and layer.name not in layer_schemes:
             return scheme_by_expert.get(layer.name) or _scheme_of_sibling(layer.name, siblings)
         return _scheme_by_list(layer, layer_schemes)
 
@@ -309,9 +309,9 @@ class _Exclusions(NamedTuple):
         )
 
 
-def _is_excluded(layer: Layer, entries: Sequence[str]) -> bool:
+def _is_excluded(layer: QuantizedLayer, entries: Sequence[str]) -> bool:
     """Whether a layer is one of the entries, below one, or matches one with `*`."""
-    names = (layer.name,) if layer.experts else layer.modules
+    names = (layer.name,) if layer.has_experts else layer.modules
     return (
         has_all_or_none(names, lambda name: name in entries)
         or any(entry in layer.name for entry in entries)
@@ -319,13 +319,13 @@ def _is_excluded(layer: Layer, entries: Sequence[str]) -> bool:
     )
 
 
-def _scheme_of_base(layer: Layer, base: LayerScheme) -> LayerScheme:
+def _scheme_of_base(layer: QuantizedLayer, base: LayerScheme) -> LayerScheme:
     """The scheme of a layer where the checkpoint has one algorithm for all.
 
     Experts have one FP8 method for every algorithm: ModelOptFp8MoEMethod.
     """
     is_fp8 = isinstance(base, Scheme) and base.kind in ("fp8_token", "fp8_block")
-    if layer.experts and is_fp8:
+    if layer.has_experts and is_fp8:
         return make_scheme("fp8_tensor", 8, static_activation=True)
     return base
 
@@ -346,7 +346,7 @@ def _scheme_of_sibling(name: str, schemes: Mapping[str, LayerScheme]) -> LayerSc
     return next((schemes[key] for key in schemes if key.startswith(parent)), UNQUANTIZED_SCHEME)
 
 
-def _scheme_by_list(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
+def _scheme_by_list(layer: QuantizedLayer, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
     """The scheme of a layer by the list of all quantized layers.
 
     Source: ModelOptMixedPrecisionConfig._resolve_quant_algo (modelopt.py:1748 of 0.33.0).
@@ -358,7 +358,7 @@ def _scheme_by_list(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerSc
     if not matches:
         return UNQUANTIZED_SCHEME
     if layer.name not in schemes and len(set(matches)) > 1:
-        raise Mixed
+        raise MixedSchemes
     return matches[0]
 
 
@@ -413,15 +413,15 @@ def fp8(block: Block) -> Quantization:
         else make_scheme("fp8_tensor", 8, static_activation=is_static)
     )
 
-    def rule(layer: Layer) -> LayerScheme:
-        if layer.experts:
+    def rule(layer: QuantizedLayer) -> LayerScheme:
+        if layer.has_experts:
             ignored = any(layer.name in entry for entry in skipped if "experts" in entry)
         else:
             ignored = layer.name in skipped or has_all_or_none(
                 layer.modules, lambda name: name in skipped
             )
         # Source: get_quant_method of vllm/models/deepseek_v41/quant_config.py:251 of 0.33.0.
-        four = layer.experts and config.get("expert_dtype") == "fp4"
+        four = layer.has_experts and config.get("expert_dtype") == "fp4"
         is_nvidia = str(config.get("moe_quant_algo", "")).upper() == "NVFP4"
         narrow_scheme = make_scheme("nvfp4", 4, 16) if is_nvidia else _MXFP4
         if ignored:

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from gateway.engines.common.quantization.block import (
     UNQUANTIZED_SCHEME,
     Block,
-    Layer,
     LayerScheme,
-    Mixed,
+    MixedSchemes,
     Quantization,
+    QuantizedLayer,
     first_entries,
     has_all_or_none,
     make_scheme,
     number,
     unknown_scheme,
 )
-from gateway.engines.common.quantization.safe_regex import tame
+from gateway.engines.common.quantization.safe_regex import refuse_slow_patterns
 from gateway.models.scheme import Scheme
 
 
@@ -40,7 +40,7 @@ def _integer_scheme(
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def _is_packed(layer: Layer, packed_names: set[str]) -> bool:
+def _is_packed(layer: QuantizedLayer, packed_names: set[str]) -> bool:
     """Whether a checkpoint whose block does not say holds packed integers for `layer`: its headers
     show it.
 
@@ -48,7 +48,7 @@ def _is_packed(layer: Layer, packed_names: set[str]) -> bool:
     decoder's blocks but the routers. Source: maybe_update_config of gptq_marlin.py and
     awq_marlin.py, which read the headers too, and never ask for experts.
     """
-    if packed_names and not layer.experts:
+    if packed_names and not layer.has_experts:
         return has_all_or_none(
             layer.modules,
             lambda name: name in packed_names or _NUMBER.sub("*", name) in packed_names,
@@ -84,7 +84,7 @@ class _ListedLayers(NamedTuple):
     packed_names: set[str]
     has_head: bool
 
-    def are_unquantized(self, layer: Layer) -> bool:
+    def are_unquantized(self, layer: QuantizedLayer) -> bool:
         """Whether `layer` stays unquantized whatever the method's own list says."""
         if layer.name.endswith("lm_head") and not self.has_head:
             return True
@@ -96,7 +96,9 @@ class _ListedLayers(NamedTuple):
             names, lambda name: any(entry in name for entry in self.listed_names)
         )
 
-    def quantization(self, rule: Callable[[Layer], LayerScheme], assumption: str) -> Quantization:
+    def quantization(
+        self, rule: Callable[[QuantizedLayer], LayerScheme], assumption: str
+    ) -> Quantization:
         assumed = "" if self.listed_names or self.packed_names else assumption
         return Quantization(rule, assumed, is_integer_checkpoint=True)
 
@@ -126,12 +128,12 @@ def gptq(block: Block) -> Quantization:
     if no_quantization is not None and not layers.listed_names:
         return no_quantization
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
-    tame(pattern.lstrip("+-:") for pattern in dynamic)
+    refuse_slow_patterns(pattern.lstrip("+-:") for pattern in dynamic)
 
-    def rule(layer: Layer) -> LayerScheme:
+    def rule(layer: QuantizedLayer) -> LayerScheme:
         if layers.are_unquantized(layer):
             return UNQUANTIZED_SCHEME
-        if layers.listed_names and not layer.experts and not layers.lists(layer.modules):
+        if layers.listed_names and not layer.has_experts and not layers.lists(layer.modules):
             return UNQUANTIZED_SCHEME
         for pattern, changes in dynamic.items():
             if pattern.startswith("-:"):
@@ -165,8 +167,8 @@ def awq(block: Block) -> Quantization:
     if no_quantization is not None and not layers.listed_names:
         return no_quantization
 
-    def rule(layer: Layer) -> LayerScheme:
-        names = (layer.name,) if layer.experts else layer.modules
+    def rule(layer: QuantizedLayer) -> LayerScheme:
+        names = (layer.name,) if layer.has_experts else layer.modules
         if layers.are_unquantized(layer) or layers.lists(names):
             return UNQUANTIZED_SCHEME
         return base
@@ -253,22 +255,24 @@ def auto_round(block: Block) -> Quantization:
         block.engine_name(str(name)): dict(changes)
         for name, changes in (config.get("extra_config") or {}).items()
     }
-    tame((name for name in extra if _SPECIAL_CHARACTERS & set(name)), matches_anywhere=True)
+    refuse_slow_patterns(
+        (name for name in extra if _SPECIAL_CHARACTERS & set(name)), matches_anywhere=True
+    )
 
-    def rule(layer: Layer) -> LayerScheme:
+    def rule(layer: QuantizedLayer) -> LayerScheme:
         if layer.name in extra:
             return form.scheme(extra[layer.name], is_quantized=True)
         is_quantized = not layer.name.endswith("lm_head")
         if blocks:
             is_quantized = any(layer.name.startswith(block) for block in blocks)
         names = layer.modules
-        if layer.experts:
+        if layer.has_experts:
             names = tuple(name for name in extra if name.startswith(layer.name)) or (layer.name,)
         schemes = {
             form.scheme(_changes_of(name, extra), is_quantized=is_quantized) for name in names
         }
         if len(schemes) > 1:
-            raise Mixed
+            raise MixedSchemes
         return schemes.pop()
 
     return Quantization(rule, is_integer_checkpoint=True)
@@ -281,8 +285,8 @@ def bitsandbytes(block: Block) -> Quantization:
         block.engine_name(entry) for entry in first_entries(block.config, "llm_int8_skip_modules")
     }
 
-    def rule(layer: Layer) -> LayerScheme:
-        if layer.experts:
+    def rule(layer: QuantizedLayer) -> LayerScheme:
+        if layer.has_experts:
             return (
                 unknown_scheme("bitsandbytes has no 8-bit experts")
                 if is_eight_bit

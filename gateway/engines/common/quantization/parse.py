@@ -28,7 +28,7 @@ from gateway.engines.common.quantization.floating import (
     mxfp8,
 )
 from gateway.engines.common.quantization.integer import auto_round, awq, bitsandbytes, gptq
-from gateway.engines.common.quantization.safe_regex import Untamed
+from gateway.engines.common.quantization.safe_regex import SlowPatternError
 
 
 def parse(
@@ -56,7 +56,7 @@ def parse(
         return result.evolve(
             is_numbered=bool(packed_names) or any(map(tells_numbers, _block_texts(quant.config)))
         )
-    except Untamed as error:
+    except SlowPatternError as error:
         untamed = str(error)
         return Quantization(lambda _: unknown_scheme(untamed))
     except FORM_ERRORS as error:

@@ -22,12 +22,13 @@ _REPEATS = "*+{"
 _SHORT_ATOM = re.compile(r"\\d|\[0-9\]|\\[^wWsSdD]|[^\\.\[(]")
 
 
-class Untamed(ValueError):
+class SlowPatternError(ValueError):
     """Patterns that could take for ever to match."""
 
 
-def tame(patterns: Iterable[str], *, matches_anywhere: bool = False) -> None:
-    """Refuse patterns with which matching one layer's name could take long. Raises Untamed.
+def refuse_slow_patterns(patterns: Iterable[str], *, matches_anywhere: bool = False) -> None:
+    """Refuse patterns with which matching one layer's name could take long. Raises
+    SlowPatternError.
 
     `matches_anywhere`: re.search, not re.match.
     """
@@ -36,7 +37,7 @@ def tame(patterns: Iterable[str], *, matches_anywhere: bool = False) -> None:
         starts = _NAME if matches_anywhere and not pattern.startswith(("^", ".*")) else 1
         steps += starts * _ways(pattern)
         if steps > _MAX_STEPS:
-            raise Untamed(
+            raise SlowPatternError(
                 f"matching the pattern {pattern[:60]!r} of its quantization block could take for"
                 " ever"
             )

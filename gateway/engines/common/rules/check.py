@@ -22,7 +22,7 @@ from gateway.domain.base import (
     refuse,
 )
 from gateway.domain.value import TRUSTED_KEY
-from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
+from gateway.engines.common.rules.conditions import CONDITIONS, Test, UnknownSubject
 from gateway.engines.common.rules.subject import Subject
 from gateway.errors import plain_problem
 from gateway.models.scheme import Kind
@@ -37,7 +37,7 @@ __all__ = [
     "TRUSTED_KEY",
     "Check",
     "RuleFile",
-    "Undecided",
+    "UnknownSubject",
     "first_refusal",
     "index_by_scheme",
 ]
@@ -108,7 +108,11 @@ class Check(RootModel[dict[str, Any]]):
         if self.precondition is not None:
             precondition_refusal = self.precondition.refusal(subject)
             if precondition_refusal is not None:
-                return precondition_refusal if isinstance(precondition_refusal, Undecided) else None
+                return (
+                    precondition_refusal
+                    if isinstance(precondition_refusal, UnknownSubject)
+                    else None
+                )
         for test, requirement in self.tests:
             if reason := test(requirement, subject):
                 return reason
@@ -138,7 +142,7 @@ def _alternatives_refusal(checks: tuple[Check, ...], subject: Subject) -> str:
     reasons = [check.refusal(subject) for check in checks]
     if None in reasons:
         return ""
-    undecided = next((reason for reason in reasons if isinstance(reason, Undecided)), None)
+    undecided = next((reason for reason in reasons if isinstance(reason, UnknownSubject)), None)
     return undecided or " and ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 

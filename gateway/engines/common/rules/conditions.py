@@ -28,7 +28,7 @@ Test = Callable[[Any, Subject], str]
 Read = Callable[[Subject], Any]  # None: not known
 
 
-class Undecided(str):
+class UnknownSubject(str):
     """No refusal: the subject lacks a value that the condition tests."""
 
 
@@ -70,7 +70,9 @@ def _comparison_test(text: str, read: Read, reason: Callable[[Any, Any], str]) -
 
     def test(requirement: Any, subject: Subject) -> str:
         value = read(subject)
-        return Undecided(f"{text} is not known") if value is None else reason(value, requirement)
+        return (
+            UnknownSubject(f"{text} is not known") if value is None else reason(value, requirement)
+        )
 
     return test
 
@@ -357,7 +359,7 @@ def _tile_rows(rows: int, subject: Subject) -> str:
     """Rows of one block of threads: a tile of queries, and those of keys and values."""
     attention = subject.attention
     if attention is None or not attention.head_dim:
-        return Undecided("head size is not known")
+        return UnknownSubject("head size is not known")
     # Triton's tiles have powers of two.
     row_bytes = (1 << (attention.head_dim - 1).bit_length()) * (
         4 if attention.dtype == "float32" else 2
@@ -467,7 +469,9 @@ CONDITIONS: dict[str, Condition] = {
     "mla": _switch_condition("MLA", _attention_reader(lambda a: a.kind == "mla")),
     "sparse": _switch_condition("sparse attention", _attention_reader(lambda a: a.sparse)),
     "causal": _switch_condition("causal layers", _attention_reader(lambda a: a.causal)),
-    "sinks": _switch_condition("layers with attention sinks", _attention_reader(lambda a: a.sinks)),
+    "sinks": _switch_condition(
+        "layers with attention sinks", _attention_reader(lambda a: a.has_sinks)
+    ),
     "alibi": _switch_condition("layers with ALiBi", _attention_reader(lambda a: a.alibi)),
     "multimodal_prefix": _switch_condition(
         "image tokens that see one another", _attention_reader(lambda a: a.multimodal_prefix)

@@ -26,7 +26,7 @@ class AttentionQuery(NamedTuple):
     dtype: str = "bfloat16"
     kv_dtype: str = "auto"
     block_size: int | None = None  # only where --block-size names one
-    sinks: bool = False
+    has_sinks: bool = False
     causal: bool = True
     sparse: bool = False  # with an indexer (DeepSeek V3.2)
     multimodal_prefix: bool = False  # the tokens of an image see one another, as in Gemma 3

@@ -126,7 +126,7 @@ def _layer_speculation(
     refusals = (
         [_kernel_refusal("mtp", reason)]
         if reason
-        else [refusal for row in rows if row.status == "none" for refusal in row.refused]
+        else [refusal for row in rows if row.status == "none" for refusal in row.refusals]
     )
     layers = own_layers or 1
     source = drafting.source if drafting is not None else rules.mtp.source
@@ -229,7 +229,7 @@ def _drafter_speculation(
         *_load_refusals(spec, drafter, engine, rules),
         *_size_refusals(spec, drafter, target.rank.tp),
         *([_kernel_refusal(drafter.method, against_stages)] if against_stages else []),
-        *(refusal for row in rows if row.status == "none" for refusal in row.refused),
+        *(refusal for row in rows if row.status == "none" for refusal in row.refusals),
     ]
     if refusals:
         return _refuse_speculation(drafter.source, engine, refusals, rows)
@@ -240,9 +240,9 @@ def _drafter_speculation(
     }
     if drafter.revision:
         config["revision"] = drafter.revision
-    if drafter.parallel:
+    if drafter.is_parallel:
         config["parallel_drafting"] = True
-    is_parallel = drafter.parallel or drafter.method in rules.parallel
+    is_parallel = drafter.is_parallel or drafter.method in rules.parallel
     return Speculation(
         method=StrChoice(
             value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"

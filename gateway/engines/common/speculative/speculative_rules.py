@@ -31,7 +31,7 @@ class Mtp(Value):
     )
 
 
-class Hidden(Value):
+class HiddenStateTargets(Value):
     """Targets that hand out the hidden states of their layers, which EAGLE3, DFlash and DSpark
     read."""
 
@@ -54,7 +54,7 @@ class SpeculativeRules(Value):
         )
     )
     architectures: tuple[str, ...] = Field(description="classes that load drafters")
-    hidden_states: Hidden
+    hidden_states: HiddenStateTargets
     mtp: Mtp
 
 

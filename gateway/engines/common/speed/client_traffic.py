@@ -2,7 +2,7 @@
 
 sum_series(text, names) -> Counts           the counters of /metrics now
 traffic_between(before, after) -> Served    traffic in a stretch of time
-clock_of(plan, spec, engine, machine, ...) -> StepClock
+build_clock(plan, spec, engine, machine, ...) -> StepClock
                                             expected time of the work of a running plan
 learn_from_traffic(plan, windows, clock, earlier_facts, time_s) -> facts
                                             each stretch against the expectation under its own load
@@ -14,15 +14,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.domain import Engine, Fact, Hardware, ModelSpec, Plan, Served
+from gateway.domain import Engine, Fact, Hardware, ModelSpec, Plan, TrafficSums
 from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.kind import EngineKind
-from gateway.engines.common.layers.build import build, loaded_as, relevant_traits
+from gateway.engines.common.layers.build import build, relevant_traits, set_method
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.speed.correction import clamp_ratio, measurement_scope
 from gateway.engines.common.speed.count import rank_work_of_kernels
-from gateway.engines.common.speed.gpu_measurements import Measured
-from gateway.engines.common.speed.machine import SpeedKnowledge, machine_of
+from gateway.engines.common.speed.gpu_measurements import MachineMeasurements
+from gateway.engines.common.speed.machine import SpeedKnowledge, build_machine
 from gateway.engines.common.speed.step import StepClock
 from gateway.models.rank import Rank
 
@@ -89,7 +89,7 @@ def _metric_values(text: bytes, name: bytes) -> list[float]:
     return values
 
 
-def traffic_between(former_values: Counts, new_values: Counts) -> Served | None:
+def traffic_between(former_values: Counts, new_values: Counts) -> TrafficSums | None:
     """None where too little happened to measure a pace, or where the engine began to count from
     zero."""
     past = {name: value - former_values.get(name, 0.0) for name, value in new_values.items()}
@@ -103,11 +103,11 @@ def traffic_between(former_values: Counts, new_values: Counts) -> Served | None:
     if requests <= 0 or outputs <= 0 or answer_tokens < _MIN_ANSWER_TOKENS or steps < _MIN_STEPS:
         return None
     prompt = past.get("prompt", 0.0)
-    return Served(
+    return TrafficSums(
         requests=requests,
         prompt=prompt,
         cached=min(prompt, past.get("cached", 0.0)),
-        written=answer_tokens,
+        answer_tokens=answer_tokens,
         outputs=outputs + requests,
         steps=steps,
         reading_s=max(0.0, past.get("first_s", 0.0) - past.get("queued_s", 0.0)),
@@ -123,7 +123,7 @@ class ClockTables(NamedTuple):
     facts: Sequence[Fact]
 
 
-def clock_of(
+def build_clock(
     plan: Plan,
     spec: ModelSpec,
     engine: Engine,
@@ -159,7 +159,7 @@ def clock_of(
         dp=dp,
     )
     built_model = build(
-        loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
+        set_method(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
     model_stage = stage(built_model, engine, kind, spec.architecture, pp)
     work = rank_work_of_kernels(
@@ -172,8 +172,8 @@ def clock_of(
         table=pace.table,
     )
     links = {frozenset((link.a, link.b)): link for link in machine.links}
-    local_machine = machine_of(
-        gpus, links, pace, Measured(facts), has_direct_links=plan.custom_all_reduce.value
+    local_machine = build_machine(
+        gpus, links, pace, MachineMeasurements(facts), has_direct_links=plan.custom_all_reduce.value
     )
     graphs = pace.table.graphs(
         engine.kind, engine.version, plan.max_num_seqs.value, is_eager=plan.enforce_eager.value
@@ -187,7 +187,7 @@ def clock_of(
 
 def learn_from_traffic(
     plan: Plan,
-    windows: Sequence[Served],
+    windows: Sequence[TrafficSums],
     clock: StepClock,
     earlier_facts: Iterable[Fact],
     time_s: float,
@@ -221,7 +221,7 @@ def learn_from_traffic(
         old_fact = earlier_by_scope.get(tuple(sorted(scope.items())))
         if (
             old_fact is None
-            or old_fact.under != plan.under
+            or old_fact.software != plan.software
             or abs(math.log(value / (old_fact.value or 1))) > _MIN_CHANGE_SHARE
         ):
             fields = {
@@ -233,18 +233,22 @@ def learn_from_traffic(
             }
             source = f"the engine's counters over {len(values)} stretches of serving"
             facts.append(
-                Fact.model_validate({**fields, "under": plan.under, "source": source, "at": time_s})
+                Fact.model_validate(
+                    {**fields, "under": plan.software, "source": source, "at": time_s}
+                )
             )
     return tuple(facts)
 
 
-def ratios(plan: Plan, traffic: Served, clock: StepClock) -> dict[str, float]:
+def ratios(plan: Plan, traffic: TrafficSums, clock: StepClock) -> dict[str, float]:
     """The ratio of each figure of Speed: measured speed relative to the expectation for this
     load."""
     limit, at_once = plan.max_num_batched_tokens.value, traffic.at_once
     length = traffic.prompt / traffic.requests
     new_tokens = (traffic.prompt - traffic.cached) / traffic.requests
-    context = min(length + traffic.written / traffic.requests / 2, float(plan.max_model_len.value))
+    context = min(
+        length + traffic.answer_tokens / traffic.requests / 2, float(plan.max_model_len.value)
+    )
     step_s = clock.decode_s(at_once, context)
     reads_s = clock.prompts_s(traffic.requests, new_tokens, limit) if new_tokens >= 1 else 0.0
     result: dict[str, float] = {}
@@ -256,7 +260,7 @@ def ratios(plan: Plan, traffic: Served, clock: StepClock) -> dict[str, float]:
             and new_tokens >= _MIN_PROMPT
             and new_tokens >= (1 - _MAX_CACHED_SHARE) * length
         ):
-            expected_s = clock.table.first_s + reads_s / traffic.requests
+            expected_s = clock.table.request_overhead_s + reads_s / traffic.requests
             figure = "first_token_2k_s" if new_tokens < _LONG_PROMPT else "first_token_32k_s"
             result[figure] = traffic.reading_s / traffic.requests / expected_s
     elif reads_s <= traffic.steps * step_s and traffic.writing_s:

@@ -294,7 +294,7 @@ def _fact(
     if (
         old_fact is not None
         and old_fact.kind == kind
-        and old_fact.under == plan.under
+        and old_fact.software == plan.software
         and old_fact.value
     ):
         samples = (old_fact.samples or 1) + 1
@@ -307,7 +307,7 @@ def _fact(
             "value": max(1, round(_THOUSAND * value)),
             "samples": samples,
             "grade": "verified",
-            "under": plan.under,
+            "under": plan.software,
             "source": f"fitserve bench, {samples} times",
             "at": time_s,
         }

@@ -146,7 +146,7 @@ def _work(
     """The work as an object, one for equal work. ranks: of tensor parallelism, stages, groups."""
     work = RankWork(products, head, readings, layers, 2 * layers, hidden_bytes, *ranks)
     # Ranks of all groups exchange tokens for experts, instead of a sum within their own.
-    return work if work.dp == 1 else work.evolve(reduces=2 * layers - work.expert_layers)
+    return work if work.dp == 1 else work.evolve(all_reduce_count=2 * layers - work.expert_layers)
 
 
 class _Multiplication(NamedTuple):
@@ -178,11 +178,11 @@ class _Multiplication(NamedTuple):
             bytes=size_bytes,
             flops=2.0 * k * n * layer.count * experts_read,
             passed_bytes=float((k + n) * _ITEM[rank.dtype] * layer.count * experts_read),
-            multiplied=product_format(scheme, kernel, self.formats, rank.dtype),
-            kernel=self.names.group(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
+            number_format=product_format(scheme, kernel, self.formats, rank.dtype),
+            kernel=self.names.group(f"{kernel} {scheme.kind}", has_experts=layer.experts > 0),
             experts=layer.experts,
             per_token=self.experts_per_token if layer.experts else 0,
-            dealt=expert_ranks,
+            expert_ranks=expert_ranks,
         )
 
 
@@ -205,7 +205,7 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item_bytes
         bytes=elements * item_bytes,
         flops=2.0 * elements * experts_read,
         passed_bytes=0,
-        multiplied=rank.dtype,
+        number_format=rank.dtype,
         kernel="",
         experts=routed.count if routed else 0,
         per_token=routed.per_token if routed else 0,
@@ -219,7 +219,7 @@ def _head_product(model: Model, tp: int, item_bytes: int) -> Product:
         bytes=elements * item_bytes,
         flops=2.0 * elements,
         passed_bytes=0,
-        multiplied="bfloat16",
+        number_format="bfloat16",
         kernel="",
     )
 

@@ -1,6 +1,6 @@
 """Measurements of this machine's GPUs (`fitserve calibrate`), read from facts. Pure.
 
-measured = Measured(facts)
+measured = MachineMeasurements(facts)
 measured.number(gpu, quantity)      of one GPU; None: it was not measured
 measured.all_reduce(gpus, links)    of GPUs together, or of others of the machine that are like them
 """
@@ -25,7 +25,7 @@ class Number(FrozenRecord, frozen=True):
     day: str
 
 
-class Reduce(FrozenRecord, frozen=True):
+class AllReduceFit(FrozenRecord, frozen=True):
     """An all-reduce of `size` bytes takes latency_s + 2 (n - 1) / n x size / bytes_s."""
 
     latency_s: float
@@ -33,7 +33,7 @@ class Reduce(FrozenRecord, frozen=True):
     day: str
 
 
-class Measured:
+class MachineMeasurements:
     """The measurements of a machine. Of repeated ones, the last counts."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -63,8 +63,10 @@ class Measured:
 
     def all_reduce(
         self, gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]
-    ) -> Reduce | None:
-        same_group = self._reduces.get((cards(gpus), reach(gpus, links))) if self._reduces else None
+    ) -> AllReduceFit | None:
+        same_group = (
+            self._reduces.get((cards(gpus), link_class(gpus, links))) if self._reduces else None
+        )
         if same_group is None:
             return None
         sizes = same_group.get(uuids(gpus)) or next(
@@ -77,7 +79,7 @@ SECONDS = ("all_reduce", "launch", "peer_latency")
 """Quantities in seconds; all others are in bytes/s or FLOP/s."""
 
 
-def fit_reduce(sizes: Mapping[int, Number], count: int) -> Reduce | None:
+def fit_reduce(sizes: Mapping[int, Number], count: int) -> AllReduceFit | None:
     """The smallest size gives the latency, and the others give bytes/s with equal weight."""
     (_, first), *larger = sorted(sizes.items())
     moved_rates = [
@@ -87,7 +89,7 @@ def fit_reduce(sizes: Mapping[int, Number], count: int) -> Reduce | None:
     ]
     if not moved_rates:
         return None
-    return Reduce(
+    return AllReduceFit(
         first.value, math.exp(sum(map(math.log, moved_rates)) / len(moved_rates)), first.day
     )
 
@@ -100,7 +102,7 @@ def cards(gpus: Iterable[Gpu]) -> str:
     return ", ".join(sorted(gpu.name for gpu in gpus))
 
 
-def reach(gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
+def link_class(gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
     """The connection between GPUs, as far as it determines their bandwidth."""
     return " + ".join(
         sorted(

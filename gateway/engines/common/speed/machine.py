@@ -1,9 +1,9 @@
 """Speed of a GPU and its links, and the share of it that engines reach. Pure.
 
-machine_of(gpus, links, pace, measured, direct=...) -> Machine
+build_machine(gpus, links, pace, measured, direct=...) -> Machine
 
 Shares were fitted to the peaks of data sheets. A measurement on this machine replaces a peak,
-scaled to the share that the reference card reached (`Reference`).
+scaled to the share that the reference card reached (`ReferenceFigures`).
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from gateway.domain.hardware import Network
 from gateway.domain.record import FrozenRecord
 from gateway.domain.release import release
 from gateway.engines.common.kernels.cards import Card, CardTable
-from gateway.engines.common.span import Span
-from gateway.engines.common.speed.gpu_measurements import Measured, Reduce, reach
+from gateway.engines.common.span import NodeSpan
+from gateway.engines.common.speed.gpu_measurements import (
+    AllReduceFit,
+    MachineMeasurements,
+    link_class,
+)
 
 
-class Wire(FrozenRecord, frozen=True):
+class RankLink(FrozenRecord, frozen=True):
     """The connection between the ranks of a plan.
 
     bytes_s: one direction of the slowest GPU.
     latency_s: the latency between two ranks.
-    more_s: added by each further rank, if messages pass from rank to rank.
+    per_rank_s: added by each further rank, if messages pass from rank to rank.
     """
 
     bytes_s: float
     latency_s: float
-    more_s: float = 0.0
+    per_rank_s: float = 0.0
 
     def all_reduce_s(self, ranks: int, size: float) -> float:
         """Seconds until `ranks` have the sum of their parts of `size` bytes."""
         return (
             self.latency_s
-            + self.more_s * (ranks - 2)
+            + self.per_rank_s * (ranks - 2)
             + 2 * (ranks - 1) / ranks * size / self.bytes_s
         )
 
@@ -57,14 +61,14 @@ class Machine(FrozenRecord, frozen=True):
 
     memory: float
     flops: Mapping[str, float]
-    wire: Wire | None
+    wire: RankLink | None
     source: str
     launch: float = 1.0
-    between_nodes: Wire | None = None
+    between_nodes: RankLink | None = None
     crossings: int = 0
 
 
-class Part(Value):
+class PeakShare(Value):
     """The part of a peak that a kernel reaches: of memory in small batches, of FLOP/s in large
     ones."""
 
@@ -84,16 +88,16 @@ class Graphs(NamedTuple):
     prompts: float = math.inf
 
 
-class WirePart(Value):
+class LinkEfficiency(Value):
     """Efficiency of an all-reduce over a kind of link: the share of its bytes/s, and the fixed cost
     between two GPUs."""
 
     part: float = Field(gt=0, le=1)
     latency_s: float = Field(gt=0)
-    more_s: float = Field(0.0, ge=0, description="seconds for each further GPU")
+    per_rank_s: float = Field(0.0, ge=0, description="seconds for each further GPU", alias="more_s")
 
 
-class Reference(Value):
+class ReferenceFigures(Value):
     """Results of `fitserve calibrate` on the reference machine.
 
     memory, flops by format, nvlink: share of the data sheet. launch_s: of one operation.
@@ -102,7 +106,7 @@ class Reference(Value):
     source: str
     memory: float = Field(gt=0, le=1)
     flops: dict[str, float]
-    nvlink: WirePart | None = None
+    nvlink: LinkEfficiency | None = None
     launch_s: float = Field(gt=0)
 
     def part(self, name: str) -> float | None:
@@ -120,10 +124,10 @@ class KernelNames(NamedTuple):
     dense: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
 
-    def group(self, kernel: str, *, experts: bool) -> str:
+    def group(self, kernel: str, *, has_experts: bool) -> str:
         """The first of them that stands in the kernel's own name; "": none does."""
         return next(
-            (name for name in (self.experts if experts else self.dense) if name in kernel), ""
+            (name for name in (self.experts if has_experts else self.dense) if name in kernel), ""
         )
 
 
@@ -137,17 +141,17 @@ class SpeedTable(Value):
     experts: the same for products of experts.
     layer_s: cost of one layer with CUDA graphs, without its products.
     eager_layer_s: time of a layer without graphs and without experts.
-    graph_tokens_of: kinds of engines with graphs for all batches up to this many tokens, at most
+    graph_tokens_by_kind: tokens up to which kinds of engines have graphs for all batches, at most
         twice the requests of a step.
     prompt_graphs_since: first versions with graphs of prompts.
     step_s, request_s: time of the engine's own programs for each step, and for each request of the
         batch.
-    step_of: step_s of kinds with another value.
-    separate_of: kinds with steps of only prompts or only decoding.
-    first_s: time of a request before its prompt is computed.
-    admit_s: time for each of several requests that begin together.
-    small_cache: shares for attention on an 8-bit KV cache.
-    narrow: share of FLOP/s with heads of 64 elements or fewer.
+    step_s_by_kind: step_s of kinds with another value.
+    separate_prefill_kinds: kinds with steps of only prompts or only decoding.
+    request_overhead_s: time of a request before its prompt is computed.
+    admission_s: time for each of several requests that begin together.
+    eight_bit_cache: shares for attention on an 8-bit KV cache.
+    narrow_head_share: share of FLOP/s with heads of 64 elements or fewer.
     rdma, sockets: all-reduces between nodes, with RDMA and without. None: no speed of an engine
     over nodes is known.
     stage_s: time of a message to the next stage.
@@ -157,38 +161,39 @@ class SpeedTable(Value):
     """
 
     source: str
-    dense: Part
-    kernels: dict[str, Part] = Field({})
-    experts: Part
-    expert_kernels: dict[str, Part] = Field({})
-    attention: Part
-    narrow: float = Field(1.0, gt=0, le=1)
-    small_cache: Part
+    dense: PeakShare
+    kernels: dict[str, PeakShare] = Field({})
+    experts: PeakShare
+    expert_kernels: dict[str, PeakShare] = Field({})
+    attention: PeakShare
+    narrow_head_share: float = Field(1.0, gt=0, le=1, alias="narrow")
+    eight_bit_cache: PeakShare = Field(alias="small_cache")
     layer_s: float
     eager_layer_s: float
-    graph_tokens_of: dict[str, int] = Field({})
+    graph_tokens_by_kind: dict[str, int] = Field({}, alias="graph_tokens_of")
     prompt_graphs_since: dict[str, str] = Field({})
     step_s: float
-    step_of: dict[str, float] = Field({})
+    step_s_by_kind: dict[str, float] = Field({}, alias="step_of")
     request_s: float
-    separate: bool = False
-    separate_of: tuple[str, ...] = ()
-    first_s: float
-    admit_s: float
-    nvlink: WirePart
-    p2p: WirePart
-    host: WirePart
-    rdma: WirePart | None = None
-    sockets: WirePart | None = None
+    has_separate_prefill: bool = Field(False, alias="separate")
+    separate_prefill_kinds: tuple[str, ...] = Field((), alias="separate_of")
+    request_overhead_s: float = Field(alias="first_s")
+    admission_s: float = Field(alias="admit_s")
+    nvlink: LinkEfficiency
+    p2p: LinkEfficiency
+    host: LinkEfficiency
+    rdma: LinkEfficiency | None = None
+    sockets: LinkEfficiency | None = None
     stage_s: float
     stage_wait: float = Field(ge=0)
     band: float
-    reference: Reference | None = None
+    reference: ReferenceFigures | None = None
 
     def kind_table(self, kind: str) -> SpeedTable:
         """The table of this machine for a kind of engine."""
         return self.evolve(
-            step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
+            step_s=self.step_s_by_kind.get(kind, self.step_s),
+            has_separate_prefill=kind in self.separate_prefill_kinds,
         )
 
     def graphs(self, kind: str, version: str, seqs: int, *, is_eager: bool) -> Graphs:
@@ -197,8 +202,8 @@ class SpeedTable(Value):
         """
         if is_eager:
             return Graphs(0, 0)
-        if kind in self.graph_tokens_of:
-            limit = min(self.graph_tokens_of[kind], 2 * seqs)
+        if kind in self.graph_tokens_by_kind:
+            limit = min(self.graph_tokens_by_kind[kind], 2 * seqs)
             return Graphs(limit, limit)
         first_version = self.prompt_graphs_since.get(kind)
         return Graphs(
@@ -209,10 +214,10 @@ class SpeedTable(Value):
     def names(self) -> KernelNames:
         return KernelNames(tuple(self.kernels), tuple(self.expert_kernels))
 
-    def part(self, name: str, *, experts: bool) -> Part:
+    def part(self, name: str, *, has_experts: bool) -> PeakShare:
         """name: the form of the name in `names`."""
         known_parts, other_part = (
-            (self.expert_kernels, self.experts) if experts else (self.kernels, self.dense)
+            (self.expert_kernels, self.experts) if has_experts else (self.kernels, self.dense)
         )
         return known_parts.get(name, other_part)
 
@@ -224,14 +229,14 @@ class SpeedKnowledge(FrozenRecord, frozen=True, eq=False):
     table: SpeedTable
 
 
-NO_MEASUREMENTS = Measured()
+NO_MEASUREMENTS = MachineMeasurements()
 
 
-def machine_of(
+def build_machine(
     gpus: Sequence[Gpu],
     links: Mapping[frozenset[int], Link],
     pace: SpeedKnowledge,
-    measured_rates: Measured = NO_MEASUREMENTS,
+    measured_rates: MachineMeasurements = NO_MEASUREMENTS,
     *,
     has_direct_links: bool,
 ) -> Machine | None:
@@ -244,7 +249,8 @@ def machine_of(
     for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
     peaks = [
-        _peaks_of(gpu, pace, measured_rates) for gpu in (gpus if measured_rates else kinds.values())
+        _read_peaks(gpu, pace, measured_rates)
+        for gpu in (gpus if measured_rates else kinds.values())
     ]
     known_peaks = [peak for peak in peaks if peak is not None]
     if len(known_peaks) < max(1, len(peaks)):
@@ -259,7 +265,7 @@ def machine_of(
     if reduce is not None and (
         not (reference and reference.nvlink)
         if is_joined
-        else not has_direct_links and "P2P" in reach(gpus, links)
+        else not has_direct_links and "P2P" in link_class(gpus, links)
     ):
         # not on the scale of the parts; or measured with P2P, and these ranks must do without
         reduce = None
@@ -281,7 +287,7 @@ def machine_of(
     return Machine(slowest.memory, slowest.flops, wire, _source(slowest, days, wire), slower)
 
 
-def node_wire(network: Network, table: SpeedTable) -> Wire | None:
+def node_wire(network: Network, table: SpeedTable) -> RankLink | None:
     """The connection between nodes; None: its bandwidth is not known.
 
     Without a word about RDMA, messages pass through sockets. The table's latency is that of the
@@ -291,11 +297,11 @@ def node_wire(network: Network, table: SpeedTable) -> Wire | None:
     if network.bytes_s is None or wire_part is None:
         return None
     latency_s = wire_part.latency_s + (network.latency_s or 0.0)
-    return Wire(network.bytes_s * wire_part.part, latency_s, wire_part.more_s)
+    return RankLink(network.bytes_s * wire_part.part, latency_s, wire_part.per_rank_s)
 
 
 def machine_of_span(
-    machine: Machine, span: Span, tp: int, pp: int, table: SpeedTable
+    machine: Machine, span: NodeSpan, tp: int, pp: int, table: SpeedTable
 ) -> Machine | None:
     """The machine of a group of ranks as a part of several nodes.
 
@@ -341,7 +347,9 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _peaks_of(gpu: Gpu, pace: SpeedKnowledge, measured_rates: Measured) -> _Peaks | None:
+def _read_peaks(
+    gpu: Gpu, pace: SpeedKnowledge, measured_rates: MachineMeasurements
+) -> _Peaks | None:
     card, reference = pace.cards.card(gpu.name, gpu.total_bytes), pace.table.reference
     flops = _peak_rates(card) if card else {}
     days: dict[str, str] = {}
@@ -374,7 +382,7 @@ def _peak_rates(card: Card) -> dict[str, float]:
     return {name: peak * 1e12 for name, peak in peaks.items() if peak}
 
 
-def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
+def _source(peaks: _Peaks, days: Mapping[str, str], wire: RankLink | None) -> str:
     """The origin of the figures in words: date of the measurement, and sources of the rest."""
     sheet = f"data sheet of {peaks.card.name}" if peaks.card else ""
     if not days:
@@ -388,32 +396,34 @@ def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
 def _wire(
     gpus: Sequence[Gpu],
     table: SpeedTable,
-    reduce: Reduce | None,
+    reduce: AllReduceFit | None,
     card: Card | None,
     *,
     is_joined: bool,
     has_direct_links: bool,
-) -> Wire:
+) -> RankLink:
     """The link between the GPUs of a group. is_joined: by NVLink."""
     wire_part = table.reference.nvlink if table.reference else None
     if reduce is not None and is_joined and wire_part is not None:
-        return Wire(
+        return RankLink(
             reduce.bytes_s / wire_part.part * table.nvlink.part,
             reduce.latency_s / wire_part.latency_s * table.nvlink.latency_s,
         )
     if reduce is not None:  # there engines have NCCL's all-reduce, as in the measurement
         # The measurement is of the whole group. Fewer ranks reach less, as elsewhere over the
         # host's memory.
-        host_factor = 0.0 if has_direct_links else table.host.more_s / table.host.latency_s
+        host_factor = 0.0 if has_direct_links else table.host.per_rank_s / table.host.latency_s
         latency = reduce.latency_s / (1 + host_factor * (len(gpus) - 2))
-        return Wire(reduce.bytes_s, latency, host_factor * latency)
+        return RankLink(reduce.bytes_s, latency, host_factor * latency)
     if is_joined and card is not None and card.nvlink_gb_s:
-        return Wire(
-            card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s
+        return RankLink(
+            card.nvlink_gb_s * 1e9 * table.nvlink.part,
+            table.nvlink.latency_s,
+            table.nvlink.per_rank_s,
         )
     part = table.p2p if has_direct_links else table.host
-    return Wire(
-        min(_pcie_bytes_s(gpu, card) for gpu in gpus) * part.part, part.latency_s, part.more_s
+    return RankLink(
+        min(_pcie_bytes_s(gpu, card) for gpu in gpus) * part.part, part.latency_s, part.per_rank_s
     )
 
 

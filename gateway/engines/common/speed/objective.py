@@ -109,13 +109,13 @@ class Penalties(NamedTuple):
     is_weak: the engine version has published weaknesses.
     changes: number of changes of the engine's own choices.
     older: position of the engine version after the newest.
-    copies: several engines serve it.
+    has_copies: several engines serve it.
     """
 
     is_weak: bool
     changes: int
     older: int
-    copies: bool = False
+    has_copies: bool = False
 
 
 def rating(worth: float, demerits: Penalties) -> float:
@@ -125,5 +125,5 @@ def rating(worth: float, demerits: Penalties) -> float:
         + _CHANGE * demerits.changes
         + min(_OLDER * demerits.older, _OLDEST)
     )
-    lost_share += _COPIES * demerits.copies
+    lost_share += _COPIES * demerits.has_copies
     return math.log(max(worth, 1e-9)) - lost_share

@@ -48,7 +48,7 @@ class StepClock:
             self._step_seconds[key] = self._prompts_s(count, length, limit)
         return self._step_seconds[key]
 
-    def _prompts_beside_s(
+    def _prefill_s_while_decoding(
         self, count: float, length: float, limit: int, requests: float, beside_s: float
     ) -> float:
         """Seconds for prompts in steps that decode a token of this many requests too, which takes
@@ -82,7 +82,7 @@ class StepClock:
             memory = (
                 self.machine.memory
                 * (
-                    self.table.small_cache if reading.has_8_bit_cache else self.table.attention
+                    self.table.eight_bit_cache if reading.has_8_bit_cache else self.table.attention
                 ).memory
             )
             read_bytes = reading.token_bytes * reading.visible_tokens(context) + reading.state_bytes
@@ -117,7 +117,7 @@ class StepClock:
         return (
             computed_s * (self._wait_factor if batches > 1 else 1)
             + fill
-            + count * self.table.admit_s
+            + count * self.table.admission_s
         )
 
     def batch_s(self, tokens: float, logits: float, *, is_launched: bool = True) -> float:
@@ -149,29 +149,29 @@ class StepClock:
         seconds = answer_tokens * self.decode_s(
             requests, prompt_tokens + answer_tokens / 2
         ) + self.prompts_s(requests, prompt_tokens, limit)
-        return requests * answer_tokens / (seconds + self.table.first_s)
+        return requests * answer_tokens / (seconds + self.table.request_overhead_s)
 
-    def apart_per_s(
+    def mixed_tokens_per_s(
         self, requests: float, prompt_tokens: float, answer_tokens: float, limit: int
     ) -> float:
         """Tokens per second of requests of unlike lengths, each of which begins as another ends:
         prompts are computed few at a time."""
         steps = min(requests, answer_tokens)  # those that compute prompts
         decode_s = self.decode_s(requests, prompt_tokens + answer_tokens / 2)
-        if self.table.separate:
+        if self.table.has_separate_prefill:
             seconds = answer_tokens * decode_s + steps * self.prompts_s(
                 requests / steps, prompt_tokens, limit
             )
         else:
             # A step that computes a prompt too reads weights once.
             beside_s = max(0.0, decode_s - self.decode_s(1, 1))
-            seconds = (answer_tokens - steps) * decode_s + steps * self._prompts_beside_s(
+            seconds = (answer_tokens - steps) * decode_s + steps * self._prefill_s_while_decoding(
                 requests / steps, prompt_tokens, limit, requests, beside_s
             )
-        return requests * answer_tokens / (seconds + self.table.first_s)
+        return requests * answer_tokens / (seconds + self.table.request_overhead_s)
 
     def first_token_s(self, prompt: int, limit: int) -> float:
-        return self.table.first_s + self.prompts_s(1, prompt, limit)
+        return self.table.request_overhead_s + self.prompts_s(1, prompt, limit)
 
     def _products_s(self, tokens: float, logits: float) -> float:
         """Seconds of all products except attention, in one stage.
@@ -198,7 +198,7 @@ class StepClock:
             )
         memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
-        seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
+        seconds += work.all_reduce_count * self._reduce_s(tokens) + work.layers * table.layer_s
         if work.dp > 1:
             seconds += work.expert_layers * self._exchange_s(gathered_tokens)
         return seconds
@@ -236,9 +236,9 @@ class StepClock:
     def _rates(self, product: Product) -> tuple[float, float, float]:
         """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one
         of them."""
-        part = self.table.part(product.kernel, experts=product.experts > 0)
+        part = self.table.part(product.kernel, has_experts=product.experts > 0)
         flops = self.machine.flops
-        peak = flops.get(product.multiplied) or flops.get("bfloat16") or flops["float16"]
+        peak = flops.get(product.number_format) or flops.get("bfloat16") or flops["float16"]
         return self.machine.memory * part.memory, peak * part.flops, part.least_s
 
     @property
@@ -256,11 +256,13 @@ class StepClock:
         return self._rates(self.work.head)
 
     def _attention_flops(self, reading: AttentionWork) -> float:
-        part = (self.table.small_cache if reading.has_8_bit_cache else self.table.attention).flops
+        part = (
+            self.table.eight_bit_cache if reading.has_8_bit_cache else self.table.attention
+        ).flops
         return (
             self.machine.flops["bfloat16"]
             * part
-            * (self.table.narrow if reading.is_narrow else 1.0)
+            * (self.table.narrow_head_share if reading.is_narrow else 1.0)
         )
 
     @cached_property
@@ -270,7 +272,7 @@ class StepClock:
         work, table = self.work, self.table
         expert_s = max(
             (
-                table.part(product.kernel, experts=True).launch_s
+                table.part(product.kernel, has_experts=True).launch_s
                 for product in work.products
                 if product.experts
             ),

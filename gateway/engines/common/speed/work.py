@@ -16,8 +16,8 @@ class Product(NamedTuple):
     bytes: bytes of their weights.
     flops, passed_bytes: FLOP, and bytes of inputs and outputs, of one token.
     experts: each token uses `per_token` of them; 0: all weights.
-    dealt: number of ranks over which whole experts are spread; 1: each is split.
-    multiplied: the format.
+    expert_ranks: number of ranks over which whole experts are spread; 1: each is split.
+    number_format: the format.
     kernel: the name of a kernel in KernelNames.
     """
 
@@ -25,17 +25,21 @@ class Product(NamedTuple):
     bytes: float
     flops: float
     passed_bytes: float
-    multiplied: str
+    number_format: str
     kernel: str
     experts: int = 0
     per_token: int = 0
-    dealt: int = 1
+    expert_ranks: int = 1
 
     def busiest(self, tokens: float) -> float:
         """Work of the busiest rank relative to the mean of all ranks, for this many random choices
         of experts."""
-        drawn = tokens * self.per_token / self.dealt
-        return 1 + math.sqrt(2 * math.log(self.dealt) / drawn) if self.dealt > 1 and drawn else 1.0
+        drawn = tokens * self.per_token / self.expert_ranks
+        return (
+            1 + math.sqrt(2 * math.log(self.expert_ranks) / drawn)
+            if self.expert_ranks > 1 and drawn
+            else 1.0
+        )
 
     def bytes_of_step(self, tokens: float) -> float:
         """Bytes of weights that a batch of this many tokens reads: those of experts that no token
@@ -79,7 +83,7 @@ class RankWork(FrozenRecord, frozen=True, eq=False, dict=True):
     """Work of one rank of the fullest stage.
 
     head: the product for logits, only for the last token of a request.
-    reduces: number of all-reduces of `hidden_bytes` for each token, by `tp` ranks.
+    all_reduce_count: number of all-reduces of `hidden_bytes` for each token, by `tp` ranks.
     dp: groups of ranks whose tokens all meet in the layers with experts.
     """
 
@@ -87,7 +91,7 @@ class RankWork(FrozenRecord, frozen=True, eq=False, dict=True):
     head: Product
     readings: tuple[AttentionWork, ...]
     layers: int
-    reduces: int
+    all_reduce_count: int
     hidden_bytes: int
     tp: int
     pp: int

@@ -14,37 +14,44 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...inside.meta import folder_of, join_stages
+from ...inside.meta import join_stages, write_folder
 from . import layers as sglang_layers
-from .attention import Backends, backends_of, record_backends
+from .attention import Backends, record_backends, select_backends
 from .cache import cache
-from .model import Configured, arguments_of, configured_of, meta, model_of, resolve_argument
+from .model import (
+    EngineConfiguration,
+    build_model,
+    configure_engine,
+    meta,
+    parse_arguments,
+    resolve_argument,
+)
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
+def answer_question(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
     """The engine's answer for a model of these files with this command line. Raises the engine's
     errors.
 
     All pipeline stages are built.
     """
     record_backends()
-    with folder_of(files) as folder:
+    with write_folder(files) as folder:
         stages = []
-        for stage in range(int(resolve_argument(arguments_of(folder, argv), "pp_size"))):
-            configuration = configured_of(arguments_of(folder, argv), stage)
+        for stage in range(int(resolve_argument(parse_arguments(folder, argv), "pp_size"))):
+            configuration = configure_engine(parse_arguments(folder, argv), stage)
             stages.append(answer(configuration))
     return join_stages(stages)
 
 
-def answer(configuration: Configured) -> dict[str, Any]:
+def answer(configuration: EngineConfiguration) -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
     dtype = str(configuration.model.dtype).removeprefix("torch.")
     memory = int(torch.cuda.get_device_properties(0).total_memory)
-    backends = backends_of(configuration.arguments, configuration.model)
+    backends = select_backends(configuration.arguments, configuration.model)
     with meta(dtype):
-        built_model = model_of(configuration)
+        built_model = build_model(configuration)
         weights = sum(item.numel() * item.element_size() for item in built_model.parameters())
         attended = attention(built_model, configuration, backends)
         rows = kernels(built_model, dtype)
@@ -53,11 +60,11 @@ def answer(configuration: Configured) -> dict[str, Any]:
         "attention": attended,
         "weights": weights,
         "kv": cache(configuration, built_model, memory),
-        "settled": settings_of(configuration, dtype),
+        "settled": resolve_settings(configuration, dtype),
     }
 
 
-def settings_of(configuration: Configured, dtype: str) -> dict[str, Any]:
+def resolve_settings(configuration: EngineConfiguration, dtype: str) -> dict[str, Any]:
     arguments, model = configuration.arguments, configuration.model
     return {
         "architecture": model.hf_config.architectures[0],
@@ -93,7 +100,7 @@ def kernels(built_model: Any, dtype: str) -> list[dict[str, Any]]:
             scheme = getattr(module, "scheme", None)
             key = name, k, n, type(module.quant_method), type(scheme)
             if key not in kernel_names:
-                kernel_names[key] = kernel_of(module, k, dtype)
+                kernel_names[key] = name_kernel(module, k, dtype)
             rows[name, kernel_names[key], k, n, 0] += 1
         elif hasattr(module, "moe_runner_config") and hasattr(module, "quant_method"):
             method, runner = sglang_layers.experts(module)
@@ -106,7 +113,7 @@ def kernels(built_model: Any, dtype: str) -> list[dict[str, Any]]:
     ]
 
 
-def kernel_of(layer: Any, inputs: int, dtype: str) -> str:
+def name_kernel(layer: Any, inputs: int, dtype: str) -> str:
     """The product that a dense layer comes to; torch, where it is not quantized; the method, where
     only a stand-in stops it."""
     method = layer.quant_method
@@ -134,7 +141,7 @@ def _kind_of_heads(module: Any) -> str:
 
 
 def attention(
-    built_model: Any, configuration: Configured, backends: Backends
+    built_model: Any, configuration: EngineConfiguration, backends: Backends
 ) -> list[dict[str, Any]]:
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     paged: Any = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention

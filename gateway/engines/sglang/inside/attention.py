@@ -25,11 +25,13 @@ class Backends(NamedTuple):
     hybrid: Any  # the configuration that says which layers keep a state; None, where no layer does
 
 
-class Recorded:
+class BackendRecorder:
     """Stands for an attention backend, and remembers the backends that it is made of."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.parts = [part for part in (*args, *kwargs.values()) if isinstance(part, Recorded)]
+        self.parts = [
+            part for part in (*args, *kwargs.values()) if isinstance(part, BackendRecorder)
+        ]
 
     def names(self) -> list[str]:
         return [type(self).__name__, *(name for part in self.parts for name in part.names())]
@@ -48,10 +50,10 @@ def record_backends() -> None:
                 continue  # of other platforms, or a package that the image does not have
             for name, value in list(vars(module).items()):
                 if isinstance(value, type) and name.endswith("Backend"):
-                    setattr(module, name, type(name, (Recorded,), {}))
+                    setattr(module, name, type(name, (BackendRecorder,), {}))
 
 
-def backends_of(arguments: Any, model: Any) -> Backends:
+def select_backends(arguments: Any, model: Any) -> Backends:
     """Backends of resolved and published ServerArgs and ModelConfig. Raises the engine's errors."""
     return (
         _backends_by_view(arguments, model)
@@ -116,7 +118,7 @@ def _backends_by_view(arguments: Any, model: Any) -> Backends:
 
 
 def _recurrent_kernels(
-    recorded_backend: Recorded, kernels: list[str], mamba: str | None
+    recorded_backend: BackendRecorder, kernels: list[str], mamba: str | None
 ) -> list[str] | None:
     names = recorded_backend.names()
     if "HybridLinearAttnBackend" not in names[0]:

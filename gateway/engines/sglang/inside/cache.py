@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...inside.meta import StandIn, fit
-from .model import Configured, bare_runner, resolve_argument
+from .model import EngineConfiguration, bare_runner, resolve_argument
 
 _GIB = 1 << 30
 # More than any GPU has: a refusal at this size has another reason.
@@ -21,7 +21,9 @@ _MAX_BYTES = 1 << 50
 _SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 
 
-def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dict[str, Any]:
+def cache(
+    configuration: EngineConfiguration, built_model: Any, memory_bytes: int
+) -> dict[str, Any]:
     """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
     of this many tokens."""
     page = int(resolve_argument(configuration.arguments, "page_size"))
@@ -48,13 +50,13 @@ def cache(configuration: Configured, built_model: Any, memory_bytes: int) -> dic
 
 
 def pool_tokens(
-    configuration: Configured, built_model: Any, memory_bytes: int, pool_bytes: int
+    configuration: EngineConfiguration, built_model: Any, memory_bytes: int, pool_bytes: int
 ) -> int:
     """Tokens of a pool of `pool_bytes`. Raises the engine's errors where it is too small."""
     return _counter(configuration, built_model, memory_bytes)(pool_bytes)
 
 
-def _state_fields(counter: _Counted, pool_bytes: int) -> dict[str, int]:
+def _state_fields(counter: _CountedCache, pool_bytes: int) -> dict[str, int]:
     """Bytes of the pool for each state of recurrent layers, and states for each request, as a pool
     of some such size has them; {}: no layer has one."""
     pool_bytes = max(pool_bytes, _GIB) * 64
@@ -88,7 +90,7 @@ def _min_bytes(suffices: Callable[[int], bool]) -> int:
     return high
 
 
-class _Counted:
+class _CountedCache:
     """The count of tokens in a pool of this many bytes, and then of its states."""
 
     def __init__(self, count: Callable[[int], int], slots: Callable[[], tuple[int, int]]) -> None:
@@ -98,7 +100,9 @@ class _Counted:
         return self._count(pool_bytes)
 
 
-def _counter(configuration: Configured, built_model: Any, memory_bytes: int) -> _Counted:
+def _counter(
+    configuration: EngineConfiguration, built_model: Any, memory_bytes: int
+) -> _CountedCache:
     """Tokens of the pool, by the bytes that are left for pools."""
     try:
         module: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
@@ -107,7 +111,7 @@ def _counter(configuration: Configured, built_model: Any, memory_bytes: int) -> 
     return _count_by_configurator(module, configuration, built_model, memory_bytes)
 
 
-def _slack(configuration: Configured, memory_bytes: int) -> float:
+def _slack(configuration: EngineConfiguration, memory_bytes: int) -> float:
     """GiB that the share of memory leaves free."""
     return float(
         memory_bytes / _GIB * (1 - resolve_argument(configuration.arguments, "mem_fraction_static"))
@@ -120,7 +124,9 @@ def _set_free_memory(module: Any, memory: float) -> None:
     module.gc = types.SimpleNamespace(collect=lambda: 0)
 
 
-def _count_by_runner(configuration: Configured, built_model: Any, memory_bytes: int) -> _Counted:
+def _count_by_runner(
+    configuration: EngineConfiguration, built_model: Any, memory_bytes: int
+) -> _CountedCache:
     """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
     pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
@@ -164,7 +170,7 @@ def _count_by_runner(configuration: Configured, built_model: Any, memory_bytes: 
             return 0, 1
         return int(arguments.max_mamba_cache_size), int(runner._calculate_mamba_ratio())
 
-    return _Counted(count, slots)
+    return _CountedCache(count, slots)
 
 
 def _window(built_model: Any, model: Any) -> Any:
@@ -182,8 +188,8 @@ def _subclass(kind: Any) -> Any:
 
 
 def _count_by_configurator(
-    module: Any, configuration: Configured, built_model: Any, memory_bytes: int
-) -> _Counted:
+    module: Any, configuration: EngineConfiguration, built_model: Any, memory_bytes: int
+) -> _CountedCache:
     """Later versions count in a class of its own (KVCacheConfigurator)."""
     arguments, model = configuration.arguments, configuration.model
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
@@ -240,4 +246,4 @@ def _count_by_configurator(
         state_count = int(runtime.get_schedule().max_mamba_cache_size)
         return state_count, int(configurator._calculate_mamba_ratio())
 
-    return _Counted(count, slots)
+    return _CountedCache(count, slots)

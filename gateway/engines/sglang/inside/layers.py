@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...inside.crashes import is_of_this_package
-from .model import Configured, configured_of, model_of
+from .model import EngineConfiguration, build_model, configure_engine
 
 # Functions that multiply, of either version.
 DENSE = (
@@ -55,18 +55,18 @@ LATE_MODULES = (
 )
 
 
-class Reached(BaseException):
+class LayerFunctionCall(BaseException):
     """The function that a layer's computation came to."""
 
 
 def _raise_at_call(name: str) -> Callable[..., Any]:
     def stop_at_kernel(*_: Any, **__: Any) -> Any:
         if name != "fp4_gemm":
-            raise Reached(name)
+            raise LayerFunctionCall(name)
         backend = importlib.import_module(
             "sglang.srt.layers.quantization.fp4_utils"
         ).get_fp4_gemm_runner_backend()
-        raise Reached(f"fp4_gemm {backend.value}")
+        raise LayerFunctionCall(f"fp4_gemm {backend.value}")
 
     return stop_at_kernel
 
@@ -149,7 +149,7 @@ def product(layer: Any, inputs: int, dtype: str) -> str:
     watch()
     try:
         layer.quant_method.apply(layer, torch.empty(8, inputs, dtype=getattr(torch, dtype)))
-    except Reached as reached:
+    except LayerFunctionCall as reached:
         return str(reached)
     raise LookupError(
         f"{type(layer.quant_method).__name__} multiplies with a function that is not in the list"
@@ -169,7 +169,7 @@ def configure(
     tp: int = 1,
     ep: int = 1,
     arguments: Mapping[str, Any] | None = None,
-) -> Configured:
+) -> EngineConfiguration:
     """Resolve and publish the arguments for this config.json, as a scheduler does. Raises the
     engine's errors."""
     server: Any = importlib.import_module("sglang.srt.server_args")
@@ -177,10 +177,10 @@ def configure(
         model_path=_folder(json.dumps(config)), tp_size=tp, ep_size=ep, dtype=dtype, device="cuda",
         skip_tokenizer_init=True, load_format="dummy", **(arguments or {}),
     )  # fmt: skip
-    return configured_of(server_args)
+    return configure_engine(server_args)
 
 
-def model(configuration: Configured) -> Any:
+def model(configuration: EngineConfiguration) -> Any:
     """The model, with only its experts quantized."""
     linear: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     if not hasattr(linear, "plain_init"):
@@ -188,7 +188,7 @@ def model(configuration: Configured) -> Any:
         linear.__init__ = lambda self, *args, **kwargs: linear.plain_init(
             self, *args[:4], **{**kwargs, "quant_config": None}
         )
-    return model_of(configuration)
+    return build_model(configuration)
 
 
 def experts(layer: Any) -> list[str | None]:

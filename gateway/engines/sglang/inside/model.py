@@ -1,6 +1,7 @@
 """A model as SGLang builds it on the meta device, for one rank of groups with only a size.
 
-`arguments_of` reads a command line as the server does. `configured_of` resolves and publishes the
+`parse_arguments` reads a command line as the server does. `configure_engine` resolves and publishes
+the
 arguments as a scheduler does.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from ...inside.crashes import touch
+from ...inside.crashes import mark_stand_in_use
 from ...inside.meta import Group, meta_mode
 
 # Flags of every inquiry: no weights and no tokenizer.
@@ -40,7 +41,7 @@ _VALUES = (
 )
 
 
-class Configured(NamedTuple):
+class EngineConfiguration(NamedTuple):
     arguments: Any  # ServerArgs, resolved
     model: Any  # ModelConfig
     quantization: Any  # QuantizationConfig, or None
@@ -58,7 +59,7 @@ def _argument_parser() -> ArgumentParser:
     return parser
 
 
-def arguments_of(folder: str, argv: Sequence[str]) -> Any:
+def parse_arguments(folder: str, argv: Sequence[str]) -> Any:
     """ServerArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
     server_args = _argument_parser().parse_args(
@@ -88,7 +89,7 @@ def publish(server_args: Any) -> None:
     )
 
 
-def configured_of(server_args: Any, stage: int = 0) -> Configured:
+def configure_engine(server_args: Any, stage: int = 0) -> EngineConfiguration:
     """Publish ServerArgs and their consequences for one of the stages. Raises the engine's
     errors."""
     publish(server_args)
@@ -99,7 +100,7 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
     initialize_backends(server_args)
     # This call imports the models.
     importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(model)
-    return Configured(server_args, model, loader()._get_quantization_config(model, load()))
+    return EngineConfiguration(server_args, model, loader()._get_quantization_config(model, load()))
 
 
 def initialize_backends(server_args: Any) -> None:
@@ -270,7 +271,7 @@ def _meta_values() -> Any:
         ) -> Any:
             name = getattr(function, "__name__", "")
             if name in _VALUES:
-                touch(4)
+                mark_stand_in_use(4)
             if name in ("item", "__float__"):
                 return 1.0
             if name in ("__bool__", "allclose"):
@@ -293,7 +294,7 @@ def meta(dtype: str) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def model_of(configuration: Configured) -> Any:
+def build_model(configuration: EngineConfiguration) -> Any:
     """The whole model; call this within `meta`. Raises the engine's errors."""
     built_model = loader()._initialize_model(
         configuration.model, load(), configuration.quantization

@@ -12,12 +12,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...inside.meta import folder_of
+from ...inside.meta import write_folder
 from ...inside.stages import Start
 from .answers import kernels
-from .attention import backends_of, record_backends
+from .attention import record_backends, select_backends
 from .cache import pool_tokens
-from .model import arguments_of, configured_of, meta, model_of, resolve_argument
+from .model import build_model, configure_engine, meta, parse_arguments, resolve_argument
 
 # These stages of this engine are never run.
 _SKIPPED_STAGES = ("constructors of attention backends", "capture of CUDA graphs")
@@ -36,15 +36,15 @@ def rehearse(
     record_backends()
     start = Start("sglang", error_text)
     start.left_out += _SKIPPED_STAGES
-    with folder_of(files) as folder:
-        server_args = start.run("parser", lambda: arguments_of(folder, argv))
+    with write_folder(files) as folder:
+        server_args = start.run("parser", lambda: parse_arguments(folder, argv))
         if server_args is None:
             return start.answer
         # A resolution that failed cannot be repeated.
         if not start.run("configuration", lambda: _resolve(server_args)):
             return start.answer
         start.run("checks", server_args.check_server_args)
-        configuration = start.run("configuration", lambda: configured_of(server_args))
+        configuration = start.run("configuration", lambda: configure_engine(server_args))
         if configuration is not None:
             start.run("", lambda: _build_engine(start, configuration, kv_bytes))
     return start.answer
@@ -63,10 +63,10 @@ def _build_engine(start: Start, configuration: Any, kv_bytes: int) -> None:
     dtype = str(configuration.model.dtype).removeprefix("torch.")
     memory = int(torch.cuda.get_device_properties(0).total_memory)
     start.run(
-        "backends", lambda: backends_of(configuration.arguments, configuration.model) and True
+        "backends", lambda: select_backends(configuration.arguments, configuration.model) and True
     )
     with meta(dtype):
-        built_model = start.run("model", lambda: model_of(configuration))
+        built_model = start.run("model", lambda: build_model(configuration))
         if built_model is not None:
             start.run("kernels", lambda: kernels(built_model, dtype) and True)
     if built_model is not None and kv_bytes:

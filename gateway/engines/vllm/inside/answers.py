@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...inside.meta import folder_of, join_stages
-from .model import arguments_of, built_of, prepare
+from ...inside.meta import join_stages, write_folder
+from .model import build_on_meta, parse_engine_arguments, prepare
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Blocks of a request, dense enough that a straight line between two of them is the engine's own
@@ -73,7 +73,7 @@ def pretend_bitsandbytes() -> None:
 
 
 def answer(engine_config: Any, built_model: Any) -> dict[str, Any]:
-    """The answer about a VllmConfig and its model, as `built_of` gives them."""
+    """The answer about a VllmConfig and its model, as `build_on_meta` gives them."""
     dtype = str(engine_config.model_config.dtype).removeprefix("torch.")
     rows: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for path, (kernel, k, n, experts) in kernels(built_model, dtype).items():
@@ -113,7 +113,7 @@ def kernels(built_model: Any, dtype: str) -> dict[str, tuple[str, int, int, int]
             n = getattr(module, "output_size_per_partition", None) or module.output_size
             k = getattr(module, "input_size_per_partition", None) or module.input_size
             result[path] = (
-                kernel_of(getattr(module, "scheme", None) or method, k, n, dtype),
+                name_kernel(getattr(module, "scheme", None) or method, k, n, dtype),
                 k,
                 n,
                 0,
@@ -142,7 +142,7 @@ def kernels(built_model: Any, dtype: str) -> dict[str, tuple[str, int, int, int]
     return result
 
 
-def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
+def name_kernel(method: Any, k: int, n: int, dtype: str) -> str:
     """The computing object of the layer: a kernel, a backend, or the method itself; torch for an
     unquantized one."""
     scheme = getattr(method, "scheme", None)  # of INCLinearMethod
@@ -280,7 +280,7 @@ def _customize_spec(layer: Any, spec: Any) -> Any:
     return utils.customize_attention_spec(layer.get_attn_backend(), spec)
 
 
-def groups_of(plans: Any, engine_config: Any, specs: dict[str, Any]) -> Any:
+def group_caches(plans: Any, engine_config: Any, specs: dict[str, Any]) -> Any:
     """The groups into which `plans`, the engine's own planner, puts the layers' specs."""
     managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
     if hasattr(managers, "register_all_kvcache_specs"):
@@ -306,7 +306,7 @@ def cache(engine_config: Any) -> dict[str, Any] | None:
     if not cache_specs:
         return None
     plans = planner()
-    groups = groups_of(plans, engine_config, cache_specs)
+    groups = group_caches(plans, engine_config, cache_specs)
     longest_context = engine_config.model_config.max_model_len
     # Whole blocks of the group with the longest ones: between them nothing grows. A state's block
     # may be a whole request.
@@ -388,16 +388,19 @@ def bytes_needed(plans: Any, engine_config: Any, groups: Any, length: int) -> in
     return needed_bytes
 
 
-def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
+def answer_question(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
     """`answer` for a model of these files with this command line. Raises the engine's errors.
 
     All pipeline stages are built: kernels and backends are those of all, bytes those of the
     largest.
     """
     prepare()
-    with folder_of(files) as folder:
+    with write_folder(files) as folder:
         stages = []
-        for stage in range(arguments_of(folder, argv).pipeline_parallel_size):
-            with built_of(arguments_of(folder, argv), stage) as (engine_config, built_model):
+        for stage in range(parse_engine_arguments(folder, argv).pipeline_parallel_size):
+            with build_on_meta(parse_engine_arguments(folder, argv), stage) as (
+                engine_config,
+                built_model,
+            ):
                 stages.append(answer(engine_config, built_model))
     return join_stages(stages)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ...inside.meta import Group, folder_of, meta_mode
+from ...inside.meta import Group, meta_mode, write_folder
 
 # Flags of every inquiry: no weights and no tokenizer.
 _WEIGHTLESS_SETTINGS = {"load_format": "dummy", "skip_tokenizer_init": True}
@@ -101,10 +101,10 @@ def prepare() -> None:
                 reasoning.ReasoningParserManager.get_reasoning_parser(name)
 
         reasoning.ReasoningConfig.initialize_token_ids = check_parser
-    give_tokenizer()
+    set_tokenizer()
 
 
-def give_tokenizer() -> None:
+def set_tokenizer() -> None:
     """Give model classes a tokenizer, of which `skip_tokenizer_init` leaves none.
 
     Preprocessors keep the engine's own function: they say that there is no tokenizer.
@@ -135,7 +135,7 @@ def parse_arguments(folder: str, argv: Sequence[str]) -> Any:
     return copy.deepcopy(parses.parse_args([*argv, "--model", folder]))
 
 
-def arguments_of(folder: str, argv: Sequence[str]) -> Any:
+def parse_engine_arguments(folder: str, argv: Sequence[str]) -> Any:
     """EngineArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
     arguments = given_arguments(folder, argv)
@@ -153,7 +153,7 @@ def given_arguments(folder: str, argv: Sequence[str]) -> Any:
 
 
 @contextmanager
-def built_of(
+def build_on_meta(
     arguments: Any, stage: int = 0, *, is_served: bool = True
 ) -> Iterator[tuple[Any, Any]]:
     """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises
@@ -193,16 +193,17 @@ def built_of(
 def build_from_config(
     config: Mapping[str, Any], tp: int, headers: bytes | None = None, **arguments: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """`built_of` a config.json and EngineArgs by name. `headers` is a safetensors file without its
+    """`build_on_meta` of a config.json and EngineArgs by name. `headers`: a safetensors file
+    without its
     data (GPTQ and AWQ read it to
     learn which modules are quantized)."""
     engine: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     files = {"config.json": json.dumps(config).encode()}
     if headers is not None:
         files["model.safetensors"] = headers
-    with folder_of(files) as folder:
+    with write_folder(files) as folder:
         engine_arguments = {"max_model_len": 2048, "enforce_eager": True, **_EXECUTOR, **arguments}
-        with built_of(
+        with build_on_meta(
             engine(
                 model=folder, tensor_parallel_size=tp, **_WEIGHTLESS_SETTINGS, **engine_arguments
             ),

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from ...inside.meta import fit, folder_of
+from ...inside.meta import fit, write_folder
 from ...inside.stages import Start
 from . import answers
-from .model import arguments_of, built_of, given_arguments, parse_arguments, prepare
+from .model import build_on_meta, given_arguments, parse_arguments, parse_engine_arguments, prepare
 
 # These stages of this engine are never run.
 _SKIPPED_STAGES = ("measurement of memory", "capture of CUDA graphs")
@@ -38,11 +38,11 @@ def rehearse(
     prepare()
     start = Start("vllm", error_text)
     start.left_out += _SKIPPED_STAGES
-    with folder_of(files) as folder:
+    with write_folder(files) as folder:
         start.run("arguments", lambda: _serve_arguments(folder, argv))
         start.run("loader", lambda: _loader(folder, argv))
         start.run("tokenizer", lambda: _tokenizer(folder, argv))
-        arguments = start.run("parser", lambda: arguments_of(folder, argv))
+        arguments = start.run("parser", lambda: parse_engine_arguments(folder, argv))
         if arguments is not None:
             start.run("", lambda: _build_engine(start, arguments, kv_bytes))
     return start.answer
@@ -77,15 +77,15 @@ def _tokenizer(folder: str, argv: Sequence[str]) -> None:
 
 
 def _build_engine(start: Start, arguments: Any, kv_bytes: int) -> None:
-    with built_of(arguments) as (engine_config, _):
+    with build_on_meta(arguments) as (engine_config, _):
         start.ran += ["configuration", "model"]
-        start.run("", lambda: hear(start, engine_config.model_config))
+        start.run("", lambda: rehearse_transcription(start, engine_config.model_config))
         cache_layers = start.run("cache layers", lambda: answers.specs(engine_config))
         if not cache_layers:
             return
         plans = answers.planner()
         groups = start.run(
-            "cache groups", lambda: answers.groups_of(plans, engine_config, cache_layers)
+            "cache groups", lambda: answers.group_caches(plans, engine_config, cache_layers)
         )
         if groups is None or not kv_bytes:
             return
@@ -102,7 +102,7 @@ def _build_engine(start: Start, arguments: Any, kv_bytes: int) -> None:
         start.results["graph_sizes"] = [int(size) for size in sizes]
 
 
-def hear(start: Start, model: Any) -> None:
+def rehearse_transcription(start: Start, model: Any) -> None:
     """A model that only transcribes reads a second of silence, as a request brings it: that needs
     packages which no other model does."""
     if not model.registry.is_transcription_only_model(model.architectures, model):

@@ -22,13 +22,13 @@ MEMORY_S = 60.0
 
 
 class ForkedEngine:
-    """An engine that waits for its record. Without `go` it ends, and has done nothing."""
+    """An engine that waits for its record. Without `start_engine` it ends, and has done nothing."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection = connection
         self.pid = pid
 
-    def go(self) -> None:
+    def start_engine(self) -> None:
         """Let the engine begin. Raises OSError if it is gone."""
         self._connection.sendall(b"!")
 
@@ -45,7 +45,7 @@ class ForkClient:
         self._folder = folder
         self._connection = connect(folder)
         try:
-            status = ask(self._connection, {"do": "status"})
+            status = query_process(self._connection, {"do": "status"})
             self.pid = int(status["pid"])
             self.read = frozenset(str(name) for name in status["read"])
             self.refused_modules = {
@@ -73,7 +73,7 @@ class ForkClient:
         return self._memory[1]
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process still serves. The connections of the process close when it ends or
         only notes exit codes."""
         try:
@@ -98,7 +98,7 @@ class ForkClient:
         }
         connection = connect(self._folder)
         try:
-            answer = ask(connection, request)
+            answer = query_process(connection, request)
             pid = int(answer["pid"]) if "pid" in answer else None
         except BaseException:
             connection.close()
@@ -108,7 +108,7 @@ class ForkClient:
             raise ValueError(str(answer.get("refused")))
         return ForkedEngine(connection, pid)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Tell the process to end. The engines of the process live on, and their exit codes are
         noted."""
         if self._process is not None:
@@ -142,7 +142,7 @@ def connect(folder: Path) -> socket.socket:
     return connection
 
 
-def ask(connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+def query_process(connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request. Raises OSError or ValueError."""
     connection.sendall(json.dumps(request).encode() + b"\n")
     with connection.makefile("rb") as file:

@@ -31,7 +31,7 @@ from gateway.domain.units import GIB
 from gateway.hosts.process import procfs
 from gateway.hosts.process.instance_records import Record
 from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine
-from gateway.hosts.process.prepared.process_start import ProcessStart, agrees
+from gateway.hosts.process.prepared.process_start import ProcessStart, matches_environment
 from gateway.logging import Logger
 from gateway.machine.meminfo import MEMINFO, memory_sizes
 from gateway.store import atomic_file
@@ -96,7 +96,7 @@ class PreparedEngines:
         self._judged_engines: set[tuple[str, int | None]] = set()
         """Names and pids of engines that have listened, or ended before."""
 
-    def expect(self, start: ProcessStart) -> None:
+    def request_process(self, start: ProcessStart) -> None:
         """Have a process prepared for this start by the next `tend`."""
         if start.module is None:
             return
@@ -105,7 +105,7 @@ class PreparedEngines:
             if slot is None:
                 self._remember_start(start)
             else:
-                self._note_slot_use(slot)
+                self._record_slot_use(slot)
 
     def fork(self, start: ProcessStart) -> ForkedEngine | None:
         """An engine forked for this start; None: a plain start is due."""
@@ -117,7 +117,7 @@ class PreparedEngines:
             if slot is None:
                 self._remember_start(start)
                 return None
-            self._note_slot_use(slot)
+            self._record_slot_use(slot)
             if start.model in self._distrusted:
                 self._distrusted.discard(start.model)
                 return None
@@ -128,7 +128,9 @@ class PreparedEngines:
                 self._drop_process(slot)
                 return None
 
-    def tend(self, records: Iterable[Record], identities: Callable[[], Mapping[str, str]]) -> None:
+    def refresh_processes(
+        self, records: Iterable[Record], identities: Callable[[], Mapping[str, str]]
+    ) -> None:
         """Prepare the engines that are due, and end the others. identities: reads engine ->
         environment."""
         if time.monotonic() - self._tended_at < TEND_S:
@@ -154,7 +156,7 @@ class PreparedEngines:
                     pss_bytes=client.pss_bytes,
                 )
                 for slot, client in sorted(self._clients.items())
-                if client.lives and (spec := self._read_spec(slot)) is not None
+                if client.is_alive and (spec := self._read_spec(slot)) is not None
             )
 
     def engines(self) -> frozenset[str]:
@@ -189,7 +191,7 @@ class PreparedEngines:
                     return
             time.sleep(POLL_S)
 
-    def _note_slot_use(self, slot: str) -> None:
+    def _record_slot_use(self, slot: str) -> None:
         """Note a use of the slot. The last used ones are kept."""
         with suppress(OSError):
             os.utime(self._folder / slot / "order.json")
@@ -206,7 +208,7 @@ class PreparedEngines:
                 and (spec.engine, spec.identity, spec.code, spec.python)
                 == (start.engine, start.identity, program_identity(), start.argv[0])
                 and client.cgroup == _own_cgroup()
-                and agrees(spec.env, start, client.read)
+                and matches_environment(spec.env, start, client.read)
             ):
                 return slot
         return None
@@ -229,7 +231,7 @@ class PreparedEngines:
                 self._broken.discard(slot)
                 path = self._folder / slot / "order.json"
                 atomic_file.write(path, spec.model_dump_json().encode())
-        self._note_slot_use(slot)
+        self._record_slot_use(slot)
 
     def _distrust_models(self, records: Iterable[Record]) -> bool:
         """Distrust models whose forked engine ended early. Returns whether all engines listen."""
@@ -241,9 +243,9 @@ class PreparedEngines:
         # The kernel lists the ports of all connections of the machine too.
         listening = procfs.listening_ports() if new_records else set()
         for key, record in new_records.items():
-            if record.exited and record.forked:
+            if record.has_exited and record.is_forked:
                 self._distrusted.add(record.model)
-            if record.exited or record.port in listening:
+            if record.has_exited or record.port in listening:
                 self._judged_engines.add(key)
         return engines.keys() <= self._judged_engines
 
@@ -285,7 +287,7 @@ class PreparedEngines:
                 and available_bytes() > FREE_TO_PREPARE
                 and not self._imports_elsewhere(slot)
             ):
-                self._begin_process(slot)
+                self._start_process(slot)
 
     def _imports_elsewhere(self, slot: str) -> bool:
         """Whether the process of a killed gateway still imports for this slot, and is to be awaited
@@ -332,7 +334,7 @@ class PreparedEngines:
 
     def _connect_slot(self, slot: str) -> ForkClient | None:
         client = self._clients.get(slot)
-        if client is not None and client.lives:
+        if client is not None and client.is_alive:
             return client
         if client is not None:
             self._drop_process(slot)
@@ -346,7 +348,7 @@ class PreparedEngines:
             self._children.append(process)
         return self._clients[slot]
 
-    def _begin_process(self, slot: str) -> None:
+    def _start_process(self, slot: str) -> None:
         spec, folder = self._read_spec(slot), self._folder / slot
         if spec is None:
             return
@@ -378,7 +380,7 @@ class PreparedEngines:
         for orphan in self._foreign_imports(slot):
             procfs.send(orphan, signal.SIGKILL)
         if (client := self._clients.pop(slot, None)) is not None:
-            client.end()
+            client.stop()
 
     def _has_learned(self, slot: str) -> bool:
         """Whether engines imported much after their fork."""

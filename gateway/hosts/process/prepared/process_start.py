@@ -59,7 +59,7 @@ class ProcessStart:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def agrees(
+def matches_environment(
     prepared_env: Mapping[str, str],
     start: ProcessStart,
     read: Collection[str],

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.anyio
 async def test_an_event_that_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path) -> None:
     store, free = open_store(tmp_path / "fitserve.db"), threading.Event()
     log = EventLog(store)
-    await log.begin()
+    await log.start()
     # All threads are busy, as on a machine that is.
     busy = ThreadPoolExecutor(1)
     asyncio.get_running_loop().set_default_executor(busy)
     busy.submit(free.wait, HANG_S)
-    log.tell([Event(at=time.time(), kind="gateway.stopped", words="The gateway stops.")])
+    log.append([Event(at=time.time(), kind="gateway.stopped", words="The gateway stops.")])
     async with asyncio.timeout(hang_s()):
         while not log._is_recording:
             await asyncio.sleep(0)
@@ -46,13 +46,13 @@ async def test_an_event_that_waits_for_a_thread_as_the_log_closes_is_kept(tmp_pa
 async def test_a_gateway_tells_events_on_its_event_loop_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell, threads = EventLog.tell, set()
+    tell, threads = EventLog.append, set()
 
     def note_call(log: EventLog, events: Iterable[Event]) -> None:
         threads.add(threading.current_thread())
         tell(log, events)
 
-    monkeypatch.setattr(EventLog, "tell", note_call)
+    monkeypatch.setattr(EventLog, "append", note_call)
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
@@ -65,7 +65,7 @@ async def test_an_event_that_comes_during_a_reading_is_given_once(
     store = open_store(tmp_path / "fitserve.db")
     store.events.add([Event(at=0.0, kind="gateway.started", words="It starts.")] * 2, 0.0)
     log = EventLog(store)
-    await log.begin()
+    await log.start()
     bounds = log.bounds
 
     async def bounds_before_an_event() -> Bounds:

@@ -188,16 +188,16 @@ async def test_events_of_a_full_disk_are_told_in_order_once_it_has_room(
     await asyncio.to_thread(subprocess.run, command, check=True)
     store = open_store(disk / "fitserve.db")
     log = EventLog(store)
-    await log.begin()
+    await log.start()
     try:
         async with Upstream(receiver) as upstream:
             url = Secret(f"{upstream.url}/hook?a=1")
             webhook = Webhook(url, Secret(SECRET), ("*",), log, store)
-            log.tell([large_event(0)])
+            log.append([large_event(0)])
             await receiver.count(1)
             (disk / "filler").write_bytes(bytes(free_bytes(disk)))
             for number in range(1, 40):
-                log.tell([large_event(number)])
+                log.append([large_event(number)])
             async with asyncio.timeout(hang_s()):
                 while not log._is_failing:
                     await asyncio.sleep(0.02)

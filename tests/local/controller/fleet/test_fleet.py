@@ -15,7 +15,7 @@ import pytest
 
 from gateway.domain import LaunchSpec, Wish
 from gateway.domain.grant import Grant
-from gateway.keys import digest_of
+from gateway.keys import hash_key
 from gateway.store.recovery import open_store
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.patience import HANG_S, hang_s, wait_until
@@ -38,7 +38,7 @@ def fill(data: Path, url: str, keys: int, models: int) -> None:
         rows = [
             (
                 f"k{n}",
-                digest_of(f"key-{n}".encode()).hex(),
+                hash_key(f"key-{n}".encode()).hex(),
                 Grant(name=f"k{n}").model_dump_json(),
                 1.0,
             )

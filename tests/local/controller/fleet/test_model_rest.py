@@ -31,7 +31,7 @@ async def test_passes_and_lists_cost_nothing_for_models_at_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: Counter[tuple[str, str]] = Counter()
-    attend, route, view = ReplicaSteps.attend, model_state.route, model_views.view
+    attend, route, view = ReplicaSteps.step, model_state.route, model_views.view
 
     async def counted_attend(self: ReplicaSteps, model: Any, *rest: Any) -> None:
         looks["step", model.wish.name] += 1
@@ -45,7 +45,7 @@ async def test_passes_and_lists_cost_nothing_for_models_at_rest(
         looks["view", model.wish.name] += 1
         return view(model, *rest, **options)
 
-    monkeypatch.setattr(ReplicaSteps, "attend", counted_attend)
+    monkeypatch.setattr(ReplicaSteps, "step", counted_attend)
     monkeypatch.setattr(route_table, "route", counted_route)
     monkeypatch.setattr(model_routes, "view", counted_view)
     async with running(tmp_path, healthy, hardware=machine("3090")) as gateway:

@@ -53,7 +53,7 @@ async def test_a_start_joins_the_running_one() -> None:
     assert preparation.serves(plan("3090", max_context=2048)), (
         "another context needs the same files"
     )
-    preparation.end()
+    preparation.cancel()
     (reading,) = world.tasks
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -71,7 +71,7 @@ async def test_a_cancelled_start_leaves_the_download() -> None:
         await second_start
     world.fetch_event.set()
     assert await preparation.files(lambda _: None) == FILES
-    preparation.end()
+    preparation.cancel()
 
 
 async def test_a_preparation_that_failed_or_is_of_another_model_serves_no_start() -> None:
@@ -83,4 +83,4 @@ async def test_a_preparation_that_failed_or_is_of_another_model_serves_no_start(
     with pytest.raises(HostError):
         await preparation.files(lambda _: None)
     assert not preparation.serves(model_plan)
-    preparation.end()
+    preparation.cancel()

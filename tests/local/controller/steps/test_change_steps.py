@@ -124,7 +124,7 @@ async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(
         before = await on_gpus(gateway, tmp_path)
         async with clients(gateway):
             answer = await change(gateway, max_context=256)
-            assert answer["anew"] is True
+            assert answer["restarts_engines"] is True
             assert answer["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
             assert {"what": "max model len", "old": "512", "new": "256"} in answer["plan"]
             view = await wait_until_settled(gateway)
@@ -196,7 +196,7 @@ async def test_a_change_that_engines_do_not_see_starts_none_anew(tmp_path: Path)
         await gateway.add("m", model_folder(tmp_path / "model"))
         view_before = await wait_until_settled(gateway)
         answer = await change(gateway, status=200, policy={"wait_s": 5}, min_context=100)
-        assert answer["anew"] is False
+        assert answer["restarts_engines"] is False
         view = await wait_until_settled(gateway)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (5, 100)
         assert view["attempts"] == view_before["attempts"]
@@ -235,7 +235,7 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> 
         answer = await gateway.client.patch(
             "/admin/models/m?dry_run=true", json={"max_context": 1024}
         )
-        assert (answer.status_code, answer.json()["anew"]) == (200, True)
+        assert (answer.status_code, answer.json()["restarts_engines"]) == (200, True)
         assert answer.json()["decision"]["plans"][0]["max_model_len"]["value"] == 1024
         assert await wait_until_settled(gateway) == view_before
 
@@ -328,7 +328,7 @@ async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither
             answer = await gateway.client.post("/admin/models", json={**fields, **other_change})
             assert answer.status_code == 409, answer.text
         answer = await gateway.client.patch("/admin/models/qwen3:8b", json={"aliases": ["other"]})
-        assert (answer.status_code, answer.json()["anew"]) == (200, False)
+        assert (answer.status_code, answer.json()["restarts_engines"]) == (200, False)
         async with asyncio.timeout(hang_s()):
             while (
                 await gateway.client.post(

@@ -48,7 +48,7 @@ class FullMachine:
         self.planned.append(request.wish.name)
         await asyncio.sleep(0)
         if self._frees:
-            self._fleet.unblock()
+            self._fleet.schedule_replanning()
         return PlanResult(None, "the GPU is full")
 
     async def check(
@@ -104,7 +104,7 @@ class Planning:
 
     def admit(self, *names: str) -> None:
         for name in names:
-            self.fleet.admit(ManagedModel(wish(name=name, source="/nothing", check=False), 0.0))
+            self.fleet.add_model(ManagedModel(wish(name=name, source="/nothing", check=False), 0.0))
 
     def free(self, moved_bytes: int) -> None:
         first, *other_gpus = self.planner.hardware_now.gpus
@@ -127,7 +127,7 @@ async def test_models_without_a_plan_hold_no_new_model_up(planning: Planning) ->
     planning.admit(*OLD)
     assert sorted(await planning.make_plans()) == sorted(OLD)
     planning.free(GIB)
-    planning.fleet.unblock()
+    planning.fleet.schedule_replanning()
     planning.admit(*NEW)
     order = await planning.make_plans()
     assert sorted(order) == sorted(OLD + NEW), "each is planned once"
@@ -141,7 +141,7 @@ async def test_equal_inputs_are_planned_once(planning: Planning) -> None:
     reasons = {replica.planning.blocked_reason for replica in planning.fleet.replicas()}
     for moved_bytes in (0, -3 * GIB, 3 * GIB):
         planning.free(moved_bytes)
-        planning.fleet.unblock()
+        planning.fleet.schedule_replanning()
         assert await planning.make_plans() == []
         await planning.watch.compare_inputs([*planning.fleet.models.values()])
         assert await planning.make_plans() == []
@@ -155,11 +155,11 @@ async def test_a_change_reaches_waiting_plans(planning: Planning) -> None:
     planning.admit(*OLD)
     await planning.make_plans()
     planning.free(GIB)
-    planning.fleet.unblock()
+    planning.fleet.schedule_replanning()
     plans = asyncio.create_task(planning.make_plans())
     for _ in range(5):
         await asyncio.sleep(0)
-        planning.fleet.unblock()
+        planning.fleet.schedule_replanning()
     await plans
     second_plans = await planning.make_plans()
     assert second_plans == [], "nothing has changed since their turns"
@@ -170,7 +170,7 @@ async def test_a_look_by_time_plans_in_any_case(planning: Planning) -> None:
     await planning.make_plans()
     (replica,) = planning.fleet.models["a"].replicas
     replica.planning.blocked_at -= 2 * REPLAN_S
-    ReplicaSteps._look_again_after_a_while(replica)
+    ReplicaSteps._schedule_replanning(replica)
     assert await planning.make_plans() == ["a"]
 
 
@@ -186,7 +186,7 @@ async def test_memory_that_comes_back_while_a_plan_is_made_is_not_missed(
     frees: bool, tmp_path: Path
 ) -> None:
     fleet = Fleet()
-    model = fleet.admit(ManagedModel(wish(check=False), 0.0))
+    model = fleet.add_model(ManagedModel(wish(check=False), 0.0))
     (replica,) = model.replicas
 
     await Planning(fleet, FullMachine(fleet, frees=frees), tmp_path).plan(model)
@@ -196,13 +196,13 @@ async def test_memory_that_comes_back_while_a_plan_is_made_is_not_missed(
 
 async def test_a_gpu_that_was_taken_while_an_engine_was_asked_is_not_missed(tmp_path: Path) -> None:
     fleet = Fleet()
-    other_model = fleet.admit(ManagedModel(wish(name="other"), 0.0))
-    model = fleet.admit(ManagedModel(wish(), 0.0))
+    other_model = fleet.add_model(ManagedModel(wish(name="other"), 0.0))
+    model = fleet.add_model(ManagedModel(wish(), 0.0))
     planning = Planning(fleet, AskedMachine(fleet, frees=False), tmp_path)
     await planning.plan(model)
     assert model.replicas[0].planning.blocked_reason == "the GPU is full"
 
     other_model.replicas[0].attempt = None
     other_model.replicas[0].planning.blocked_reason = "stopped"
-    fleet.unblock({"m"})
+    fleet.schedule_replanning({"m"})
     assert await planning.make_plans(), "the last plan was made beside the other model"

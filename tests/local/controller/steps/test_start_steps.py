@@ -336,7 +336,7 @@ class Fetch:
         self.ended = asyncio.Event()
         self.error: Exception | None = None
         self._words = words
-        bring = Launcher.bring
+        bring = Launcher.fetch_files
 
         async def fetch(
             launcher: Launcher, plan: Plan, report: Callable[[str], None], **code: bool
@@ -344,7 +344,7 @@ class Fetch:
             await self._wait(report)
             return await bring(launcher, plan, report, **code)
 
-        monkeypatch.setattr(Launcher, "bring", fetch)
+        monkeypatch.setattr(Launcher, "fetch_files", fetch)
 
     async def _wait(self, report: Callable[[str], None]) -> None:
         self.start_event.set()

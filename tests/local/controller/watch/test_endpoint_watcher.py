@@ -173,14 +173,14 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_broken = True
-    real = EndpointWatcher._ask
+    real = EndpointWatcher._query
 
     async def ask(self: EndpointWatcher) -> tuple[RoutedReplica | None, str, str]:
         if is_broken and self.url.endswith("/bad"):
             raise RuntimeError("nobody expected \ud800 this")
         return await real(self)
 
-    monkeypatch.setattr(EndpointWatcher, "_ask", ask)
+    monkeypatch.setattr(EndpointWatcher, "_query", ask)
     monkeypatch.setattr("gateway.supervision.FIRST_REST_S", 0.1)
     async with running(tmp_path, healthy) as gateway, Upstream(models("x")) as good:
         await gateway.client.post(

@@ -80,7 +80,7 @@ async def test_an_engine_without_packages_for_sound_is_planned_no_more_for_speec
     async with engine({"/v1/audio/transcriptions": (400, words)}) as (url, _):
         failure = await proof(url, "transcribe")
     assert failure is not None
-    assert (failure.kind, failure.proves) == ("package", "engine")
+    assert (failure.kind, failure.proven_subject) == ("package", "engine")
     assert "vllm[audio]" in failure.advice
     (fact,) = [row for row in learn(attempt(), failure, 0.0) if row.kind == "engine_fails"]
     assert fact.scope["task"] == "transcribe"

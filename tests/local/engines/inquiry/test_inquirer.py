@@ -60,7 +60,7 @@ class _Floods:
     async def identity(self, engine: EngineRef) -> str:
         return str(engine)
 
-    async def inquire(
+    async def run_inquiry(
         self, engine: EngineRef, request: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         try:
@@ -126,7 +126,7 @@ def test_a_missing_engine_is_reported_and_the_forecast_stays(tmp_path: Path) -> 
     decision = decide(small, hardware, [cpu], wish())
     assert decision.plans
     check = EngineCheck(inquirer, hardware, model_files(LLAMA_8B, None))
-    assert not asyncio.run(check.ask(open_questions(decision)))
+    assert not asyncio.run(check.query(open_questions(decision)))
     assert "not installed" in check.problems[cpu.ref]
 
 
@@ -166,7 +166,10 @@ def test_each_environment_is_asked_in_a_process_of_its_own(
     stored_measurement = asyncio.run(
         inquirer.answers(REF, None, MODEL, [QUESTION, other_question], HANG_S)
     )
-    assert (stored_measurement[QUESTION].refused, stored_measurement[other_question].refused) == (
+    assert (
+        stored_measurement[QUESTION].refusal_text,
+        stored_measurement[other_question].refusal_text,
+    ) == (
         "{}",
         "{'VLLM_DISABLED_KERNELS': 'Marlin'}",
     )

@@ -25,7 +25,7 @@ from gateway.hosts.cluster.membership import (
 )
 from gateway.hosts.cluster.node_service import NodeService
 from gateway.hosts.process.host import ProcessHost
-from gateway.store.data_folder import hold
+from gateway.store.data_folder import lock_file
 from tests.contract.process_harness import ProcessHarness
 from tests.support.hub_commits import disk_of
 from tests.support.patience import hang_s
@@ -137,13 +137,13 @@ async def test_a_restarted_node_service_is_asked_for_its_engines(
 async def test_an_engine_that_starts_while_the_supervisor_ends_keeps_the_machine(
     world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = commands._end_supervisor
+    end = commands._stop_supervisor
 
     def start_and_end(lock: Path, member: Membership) -> int:
         asyncio.run(ProcessHost(world.data_dir).start(world.make_spec("a1")))
         return end(lock, member)
 
-    monkeypatch.setattr(commands, "_end_supervisor", start_and_end)
+    monkeypatch.setattr(commands, "_stop_supervisor", start_and_end)
     try:
         with pytest.raises(Conflict, match="Engines run on one: a1"):
             await leave(world)
@@ -160,7 +160,7 @@ async def test_a_machine_forgets_its_cluster_before_another_program_joins(
 
     def look_and_remove(data: Path) -> None:
         try:
-            os.close(hold(data / "cluster.lock"))
+            os.close(lock_file(data / "cluster.lock"))
             is_free.append(True)
         except BlockingIOError:
             is_free.append(False)

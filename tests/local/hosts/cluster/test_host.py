@@ -208,7 +208,7 @@ async def test_a_machine_that_is_slow_to_answer_is_named_or_awaited(
     link.listens["two"].set()
     view = await draining
     assert view is not None
-    assert view.drained
+    assert view.is_drained
 
 
 async def test_engines_that_are_planned_together_are_spread(
@@ -283,8 +283,8 @@ async def test_a_start_is_announced_to_the_machines_that_will_run_it(
 ) -> None:
     host, link = machines
     plain = MemoryHarness().make_spec("a1").evolve(argv=(f"{ENVIRONMENT}/bin/python", "-m", "e"))
-    await NodesHost(host).expect(plain.evolve(gpus=("GPU-two-0",)))
-    await NodesHost(host).expect(over_both("a2", "one", "two"))
+    await NodesHost(host).prepare_fork(plain.evolve(gpus=("GPU-two-0",)))
+    await NodesHost(host).prepare_fork(over_both("a2", "one", "two"))
     names = {name: [spec.name for spec in world.expected] for name, world in link.worlds.items()}
     assert names == {"one": ["a2-n0of2"], "two": ["a1", "a2-n1of2"]}
     program = link.worlds["two"].expected[0].argv[0]

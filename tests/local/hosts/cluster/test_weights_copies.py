@@ -61,7 +61,7 @@ class Pair:
     async def bring(self, commit: HubCommit = WANTED) -> None:
         """Start an engine of the model on `two`, up to its weights."""
         spec = MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",))
-        await self.host.bring_weights(spec, [commit], self.words.append)
+        await self.host.copy_weights(spec, [commit], self.words.append)
 
     def node(self, name: str, owner: str = "a") -> NodeHost:
         return NodeHost(self.link.root / "link.sock", name, owner)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.hosts.process.child import lines_of
+from gateway.hosts.process.child import stream_child_lines
 from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_child_that_floods_has_left_once_its_reader_leaves(tmp_path: Path) -> None:
     async with asyncio.timeout(hang_s()):
-        flood: Any = lines_of(("yes",), b"", cwd=tmp_path, env=os.environ)
+        flood: Any = stream_child_lines(("yes",), b"", cwd=tmp_path, env=os.environ)
         async with aclosing(flood) as lines:
             assert await anext(lines) == b"y"
             child = lines.ag_frame.f_locals["child"]

@@ -13,10 +13,10 @@ import pytest
 from gateway.domain import Hardware
 from gateway.engines.inquiry.inquirer import AskedHost
 from gateway.errors import Conflict, HostError
-from gateway.hosts.process.asked_environment import OnePython, ask
+from gateway.hosts.process.asked_environment import SinglePythonHost, run_inquiry_process
 from gateway.hosts.process.host import ProcessHost
 from gateway.measuring.calibration import measurement
-from gateway.measuring.calibration.calibrator import Calibrated, Calibrator
+from gateway.measuring.calibration.calibrator import CalibrationResult, Calibrator
 from gateway.measuring.calibration.gpu_set import gpu_sets
 from gateway.measuring.calibration.measurement import document, read_measurement
 from gateway.profiles.profiles import Profiles
@@ -33,7 +33,7 @@ def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "_MAX_SPREAD_SHARE_OF_SECONDS", 1e9)
 
 
-def measure(tmp_path: Path, hardware: Hardware, host: AskedHost | None = None) -> Calibrated:
+def measure(tmp_path: Path, hardware: Hardware, host: AskedHost | None = None) -> CalibrationResult:
     calibrator = Calibrator(host or ProcessHost(tmp_path), Profiles(), tmp_path / "asking")
     return asyncio.run(calibrator.measure(hardware, {}))
 
@@ -57,7 +57,7 @@ def test_the_driver_measures_without_an_engine(
     assert facts_by_scope["peer_access", pair_uuids].value == 1
     assert facts_by_scope["peer", pair_uuids].scope["links"] == "PCIe 4 x8"
     assert {fact.kind for fact in measurement.facts} == {"machine_speed"}
-    assert {fact.under["driver"] for fact in measurement.facts} == {hardware.driver}
+    assert {fact.software["driver"] for fact in measurement.facts} == {hardware.driver}
     assert facts_by_scope["memory", first_uuid].source.startswith(
         "the driver, CUDA driver 13.0, varied by "
     )
@@ -96,7 +96,10 @@ def test_a_hanging_measurement_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     data = json.dumps(json.loads(document(pair, "driver")) | {"part_s": 0.2}).encode()
 
     async def program_lines() -> list[bytes]:
-        return [line async for line in ask(Path(sys.executable), tmp_path / "asking", data)]
+        return [
+            line
+            async for line in run_inquiry_process(Path(sys.executable), tmp_path / "asking", data)
+        ]
 
     measurement = read_measurement(asyncio.run(program_lines()), 2)
     assert measurement.numbers == ()
@@ -120,7 +123,7 @@ def test_an_engine_that_cannot_measure_leaves_it_to_the_driver(
     """This Python has no torch."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 1)))
     measurement = measure(
-        tmp_path, machine("3090"), OnePython(Path(sys.executable), tmp_path / "asking")
+        tmp_path, machine("3090"), SinglePythonHost(Path(sys.executable), tmp_path / "asking")
     )
     assert [fact.scope["what"] for fact in measurement.facts] == ["memory"]
     assert measurement.facts[0].source.startswith("the driver")
@@ -138,7 +141,7 @@ def test_a_python_that_says_nonsense_costs_its_word_only(
     python = tmp_path / "python"
     python.write_text(program)
     python.chmod(0o755)
-    measurement = measure(tmp_path, machine("3090"), OnePython(python, tmp_path / "asking"))
+    measurement = measure(tmp_path, machine("3090"), SinglePythonHost(python, tmp_path / "asking"))
     assert [fact.scope["what"] for fact in measurement.facts] == ["memory"]
     assert len(measurement.problems) == 1
 

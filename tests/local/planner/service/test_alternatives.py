@@ -55,7 +55,7 @@ def test_variants_of_the_hub_are_planned_without_reading_foreign_formats(
         assert not any("GGUF" in request.path for request in fake.requests)
     assert decision.would_fit is not None
     (form,) = decision.would_fit.forms
-    assert (form.source, form.what) == ("org/large-AWQ", "awq")
+    assert (form.source, form.quantization) == ("org/large-AWQ", "awq")
     assert form.context >= 32768
     words = refusal_lines(decision)
     assert words[0].startswith("The weights take 56.87 GiB; at most 21.")
@@ -72,7 +72,7 @@ def test_a_hub_that_does_not_answer_in_time_leaves_the_shapes(
     with FakeHub({"org/large": repo()}) as fake:
         decision = make_decision("org/large", Hub(fake.url(), None, tmp_path))
     assert decision.would_fit is not None
-    assert [(form.source, form.what) for form in decision.would_fit.forms] == [
+    assert [(form.source, form.quantization) for form in decision.would_fit.forms] == [
         ("", "AWQ or GPTQ 4-bit")
     ]
 
@@ -97,7 +97,7 @@ def test_the_refusal_of_a_folder_shows_shapes_and_the_context_asked_for(
     decision = make_decision(str(folder), hub, "3060", min_context=120000)
     assert decision.would_fit is not None
     form = decision.would_fit.forms[-1]
-    assert form.what == "AWQ or GPTQ 4-bit"
+    assert form.quantization == "AWQ or GPTQ 4-bit"
     assert 4096 < form.context < 120000
     assert make_decision(str(folder), hub).would_fit is None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway.models.catalog.hub import Hub
-from gateway.models.families.registry import blueprint_of
+from gateway.models.families.registry import build_blueprint
 from gateway.planner.service import model_finder
 from gateway.planner.service.model_finder import (
     JudgedModel,
@@ -95,7 +95,7 @@ def test_the_shapes_of_their_models_have_the_published_parameters() -> None:
         config = config_of(rows[name])
         structure = STRUCTURES / f"{config['architectures'][0]}.json"
         text = structure.read_text() if structure.exists() else ""
-        plan = blueprint_of(config, name, (), text)
+        plan = build_blueprint(config, name, (), text)
         parameter_count = sum(
             len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
             for item in plan.linears

@@ -89,7 +89,9 @@ async def test_the_command_line_and_the_gateway_make_equal_plans(tmp_path: Path,
                 )
                 == decision
             )
-            engines = {each_engine.engine for each_engine in decision.engines if each_engine.here}
+            engines = {
+                each_engine.engine for each_engine in decision.engines if each_engine.is_available
+            }
             assert {str(plan.engine) for plan in decision.plans} <= engines
             if engines:
                 assert (await planner.plan(PlanRequest(request))).plan == next(
@@ -141,7 +143,9 @@ async def test_an_added_model_starts_with_the_first_plan(
             value = Decision.model_validate_json(
                 (await gateway.client.post("/admin/plan", json=fields_of_wish)).content
             )
-            assert [engine.engine for engine in value.engines if engine.here] == [cpu_engine.ref]
+            assert [engine.engine for engine in value.engines if engine.is_available] == [
+                cpu_engine.ref
+            ]
             assert (
                 await gateway.client.post(
                     "/admin/models", json={"name": f"m{number}", **fields_of_wish}

@@ -220,7 +220,7 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
         response = await gateway.client.patch(
             "/admin/models/m", json={"endpoint_key": "file:laid-1"}
         )
-        assert (response.status_code, response.json()["anew"]) == (200, False)
+        assert (response.status_code, response.json()["restarts_engines"]) == (200, False)
         assert response.json()["wish"] == [
             {"what": "endpoint_key", "old": f"env:{name}", "new": "file:laid-1"}
         ]

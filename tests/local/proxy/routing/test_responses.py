@@ -102,7 +102,7 @@ async def fill(engine: Engine, upstream: Upstream, client: httpx.AsyncClient) ->
     assert [status for status, _ in await uses(client, OWNER, first[2])] == [200] * 5
     assert (await client.get(f"/v1/responses/{last}", headers=bearer(OWNER))).status_code == 404
     responses, seed = Responses(), 7
-    responses.keep(seed, 40_000, 9_000_000, events=True)
+    responses.add(seed, 40_000, 9_000_000, is_stream=True)
     assert responses.is_full(seed)
     assert not responses.is_full(8)  # the next engine
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Fact, LaunchSpec
-from gateway.hosts.process.asked_environment import ask
+from gateway.hosts.process.asked_environment import run_inquiry_process
 from gateway.measuring.calibration import calibrator, measurement
 from tests.support.commands import fitserve
 from tests.support.fake_cuda import fake_cuda
@@ -96,7 +96,7 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(
     async def hold_answer(*arguments: Any) -> AsyncGenerator[bytes, None]:
         begin_event.set()
         await goes_on.wait()
-        async with aclosing(ask(*arguments)) as lines:
+        async with aclosing(run_inquiry_process(*arguments)) as lines:
             async for line in lines:
                 yield line
 

@@ -22,7 +22,7 @@ from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 
-SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold_requests")
+SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "requests_without_usage")
 ESTIMATED = "estimated_tokens"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
@@ -110,5 +110,5 @@ async def test_usage_of_an_older_database_has_no_estimates(tmp_path: Path) -> No
         db.commit()
     store = Store(path)
     (row,) = store.usage.sums(7, 7, PARTS, None, None)
-    assert (row.requests, row.untold_requests, row.estimated_tokens) == (2, 1, 0)
+    assert (row.requests, row.requests_without_usage, row.estimated_tokens) == (2, 1, 0)
     store.close()

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.controller.decisions.changes import (
+    AbandonChange,
     Adopt,
+    CompleteChange,
     EndTrial,
-    Finish,
-    GiveUp,
-    GoInPlace,
-    Replace,
+    ReplaceInPlace,
     ReplicaStatus,
+    RestartWithWish,
+    StartTrial,
     StopRouting,
     TrialStatus,
-    TryBeside,
     diff_plans,
     diff_wishes,
     is_as_good,
@@ -32,9 +32,9 @@ NEW = 1
 
 
 def replica(
-    index: int = 0, generation: int = 0, *, serves: bool = True, **fields: Any
+    index: int = 0, generation: int = 0, *, is_serving: bool = True, **fields: Any
 ) -> ReplicaStatus:
-    return ReplicaStatus(index, generation, serves, **fields)
+    return ReplicaStatus(index, generation, is_serving, **fields)
 
 
 def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
@@ -44,26 +44,33 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
 @pytest.mark.parametrize(
     ("replicas", "tried", "step"),
     [
-        ([replica()], None, TryBeside(0)),
-        ([replica(0, NEW), replica(1)], None, TryBeside(1)),
+        ([replica()], None, StartTrial(0)),
+        ([replica(0, NEW), replica(1)], None, StartTrial(1)),
         ([replica()], trial("starts"), None),
         ([replica()], trial("ready"), Adopt()),
         ([replica()], trial("stops", 0), None),
         ([replica()], trial("unrelated", 0), EndTrial()),
-        ([replica()], trial("no_memory"), GoInPlace(0)),
-        ([replica()], trial("failed", reason="why"), GiveUp("why")),
-        ([replica(serves=False)], None, Replace(0)),
+        ([replica()], trial("no_memory"), ReplaceInPlace(0)),
+        ([replica()], trial("failed", reason="why"), AbandonChange("why")),
+        ([replica(is_serving=False)], None, RestartWithWish(0)),
         ([replica(must_be_replaced=True)], None, StopRouting(0)),
         (
-            [replica(0, NEW, serves=False, is_starting=True), replica(1, must_be_replaced=True)],
+            [
+                replica(0, NEW, is_serving=False, is_starting=True),
+                replica(1, must_be_replaced=True),
+            ],
             None,
             None,
         ),
-        ([replica(must_be_replaced=True, is_unrouted=True, answers=True)], None, None),
-        ([replica(must_be_replaced=True, is_unrouted=True)], None, Replace(0)),
-        ([replica(0, NEW, serves=False, failure="why"), replica(1)], None, GiveUp("why")),
-        ([replica(0, NEW, serves=False)], None, None),
-        ([replica(0, NEW), replica(1, NEW)], None, Finish()),
+        ([replica(must_be_replaced=True, is_unrouted=True, answers_requests=True)], None, None),
+        ([replica(must_be_replaced=True, is_unrouted=True)], None, RestartWithWish(0)),
+        (
+            [replica(0, NEW, is_serving=False, failure="why"), replica(1)],
+            None,
+            AbandonChange("why"),
+        ),
+        ([replica(0, NEW, is_serving=False)], None, None),
+        ([replica(0, NEW), replica(1, NEW)], None, CompleteChange()),
     ],
 )
 def test_a_new_wish_takes_one_step_after_the_other(
@@ -75,11 +82,11 @@ def test_a_new_wish_takes_one_step_after_the_other(
 @pytest.mark.parametrize(
     ("replicas", "tried", "step"),
     [
-        ([replica(0, NEW)], None, TryBeside(0)),
-        ([replica(0, NEW, serves=False, failure="why")], None, Replace(0)),
-        ([replica(0, NEW)], trial("failed", 0, "why"), GoInPlace(0)),
+        ([replica(0, NEW)], None, StartTrial(0)),
+        ([replica(0, NEW, is_serving=False, failure="why")], None, RestartWithWish(0)),
+        ([replica(0, NEW)], trial("failed", 0, "why"), ReplaceInPlace(0)),
         ([replica(0, NEW)], trial("ready", 0), Adopt()),
-        ([replica(0, 0, serves=False, failure="why")], None, None),
+        ([replica(0, 0, is_serving=False, failure="why")], None, None),
         ([replica(0, 0)], None, None),
     ],
 )
@@ -98,15 +105,15 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
 ) -> None:
     """Played through: starts succeed but for one of them; in the end all replicas are by the wish
     in force."""
-    now = [replica(index, 0, serves=serving or index > 0) for index in range(count)]
+    now = [replica(index, 0, is_serving=serving or index > 0) for index in range(count)]
     trial: TrialStatus | None = None
     generation, new, starts, is_finished = NEW, True, 0, False
     for _ in range(20 * count + 20):
         step = next_step(generation, new, now, trial)
-        absent_count = sum(not replica.serves or replica.is_unrouted for replica in now)
+        absent_count = sum(not replica.is_serving or replica.is_unrouted for replica in now)
         assert absent_count <= 1 or not serving
         match step:
-            case TryBeside(index):
+            case StartTrial(index):
                 fails = starts == fails_at and room and new
                 starts += room
                 trial = TrialStatus(
@@ -121,11 +128,11 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
                 trial = None
             case EndTrial():
                 trial = None
-            case GoInPlace(index):
+            case ReplaceInPlace(index):
                 now[index] = replica(
                     index,
                     now[index].generation,
-                    serves=now[index].serves,
+                    is_serving=now[index].is_serving,
                     must_be_replaced=True,
                 )
                 trial = None
@@ -133,20 +140,20 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
                 now[index] = replica(
                     index, now[index].generation, must_be_replaced=True, is_unrouted=True
                 )
-            case Replace(index):
+            case RestartWithWish(index):
                 fails = starts == fails_at and new
                 starts += 1
                 now[index] = replica(
-                    index, generation, serves=not fails, failure="why" if fails else ""
+                    index, generation, is_serving=not fails, failure="why" if fails else ""
                 )
-            case GiveUp():
+            case AbandonChange():
                 generation, new, trial = 0, False, None
-            case Finish():
+            case CompleteChange():
                 is_finished = True
                 break
             case None:
                 break
-    assert all(replica.generation == generation and replica.serves for replica in now)
+    assert all(replica.generation == generation and replica.is_serving for replica in now)
     assert is_finished == new
 
 
@@ -194,7 +201,9 @@ def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:
 
 def test_differences_name_changed_fields_and_no_secret() -> None:
     differences = diff_wishes(wish(), wish(env={"NCCL_DEBUG": "INFO"}, max_context=5))
-    assert [(difference.what, difference.old, difference.new) for difference in differences] == [
+    assert [
+        (difference.field, difference.former, difference.present) for difference in differences
+    ] == [
         ("max_context", None, "5"),
         ("env", None, "NCCL_DEBUG"),
     ]
@@ -203,7 +212,7 @@ def test_differences_name_changed_fields_and_no_secret() -> None:
         argv=(*first_plan.argv, "--seed=3"), env={**first_plan.env, "NCCL_DEBUG": "INFO"}
     )
     assert [
-        (diff_plan.what, diff_plan.old, diff_plan.new)
+        (diff_plan.field, diff_plan.former, diff_plan.present)
         for diff_plan in diff_plans(first_plan, other_plan)
     ] == [
         ("--seed", None, "3"),

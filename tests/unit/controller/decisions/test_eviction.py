@@ -14,8 +14,8 @@ from gateway.controller.decisions.eviction import (
     MIN_S,
     Copy,
     Eviction,
+    EvictionDecision,
     LoadedModel,
-    Moves,
     State,
     decide_evictions,
     eviction_order,
@@ -45,16 +45,16 @@ def serves(name: str, copies: int = 1, **fields: Any) -> LoadedModel:
     return resident(name, *states, **{"used_at": NOW - 10, **fields})
 
 
-def moves(*models: LoadedModel) -> Moves:
+def moves(*models: LoadedModel) -> EvictionDecision:
     return decide_evictions(models, NOW)
 
 
 def test_a_model_without_limits_stays_and_an_unloaded_one_loads() -> None:
-    assert moves(serves("a"), unloaded_model("b")) == Moves()
+    assert moves(serves("a"), unloaded_model("b")) == EvictionDecision()
 
 
 def test_a_model_idle_for_longer_than_its_keep_alive_leaves() -> None:
-    assert moves(serves("a", keep_alive_s=11)) == Moves()
+    assert moves(serves("a", keep_alive_s=11)) == EvictionDecision()
     assert moves(serves("a", keep_alive_s=10)).evictions == {
         ("a", 0): Eviction("idle", "no request for 10s")
     }
@@ -65,30 +65,30 @@ def test_a_model_idle_for_longer_than_its_keep_alive_leaves() -> None:
         {"since": NOW - 9},
     ]
     for field in fields:
-        assert moves(serves("a", **{"keep_alive_s": 10, **field})) == Moves()
+        assert moves(serves("a", **{"keep_alive_s": 10, **field})) == EvictionDecision()
     assert moves(serves("a", keep_alive_s=0)).evictions
 
 
 def test_a_stopped_model_leaves_and_rests_though_it_is_asked() -> None:
     assert moves(serves("a", is_stopped=True, is_pinned=True)).evictions["a", 0].cause == "owner"
     assert moves(resident("a", "loads", is_stopped=True)).evictions["a", 0].cause == "owner"
-    assert moves(unloaded_model("a", is_stopped=True, waited_s=5)) == Moves(
+    assert moves(unloaded_model("a", is_stopped=True, waited_s=5)) == EvictionDecision(
         hold_reasons={"a": "its owner stopped it"}
     )
 
 
 def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
     assert moves(serves("a", is_unloaded=True, requests=1)).evictions == {
-        ("a", 0): Eviction("owner", "its owner unloads it", ends=True)
+        ("a", 0): Eviction("owner", "its owner unloads it", stops_engine=True)
     }
-    assert moves(resident("a", "asleep", is_unloaded=True)).evictions["a", 0].ends
+    assert moves(resident("a", "asleep", is_unloaded=True)).evictions["a", 0].stops_engine
     assert moves(unloaded_model("a", is_unloaded=True)).hold_reasons == {
         "a": "the next request loads it"
     }
     assert (
         moves(unloaded_model("a"))
         == moves(unloaded_model("a", is_unloaded=True, waited_s=1))
-        == Moves()
+        == EvictionDecision()
     )
 
 
@@ -112,10 +112,10 @@ def test_the_models_that_a_requested_one_without_room_needs_to_go_leave() -> Non
     )
     assert moves(asking, a, b, c).hold_reasons == {"x": "it waits for a, b to be unloaded"}
     # No model leaves where there is room, or where others give enough without leaving.
-    assert moves(unloaded_model("x", waited_s=1), a, b) == Moves()
+    assert moves(unloaded_model("x", waited_s=1), a, b) == EvictionDecision()
     assert (
         moves(unloaded_model("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b)
-        == Moves()
+        == EvictionDecision()
     )
 
 
@@ -134,13 +134,13 @@ def test_an_evicted_model_has_had_its_residence() -> None:
 
 def test_the_model_that_loads_next_is_named() -> None:
     first, second = unloaded_model("b", waited_s=9), unloaded_model("a", waited_s=3)
-    assert moves(second, first).first == "b"
+    assert moves(second, first).next_to_load == "b"
     waits = unloaded_model(
         "b", waited_s=9, has_plan=False, must_evict=(("s", 0),), is_promised_memory=True
     )
     young = serves("s", since=NOW - 1, load_s=50, requests=1)
-    assert moves(second, waits, young).first == "b", "it is prepared while the other stays"
-    assert moves(unloaded_model("a")).first == ""
+    assert moves(second, waits, young).next_to_load == "b", "it is prepared while the other stays"
+    assert moves(unloaded_model("a")).next_to_load == ""
 
 
 def test_the_cheaper_of_equal_models_leaves() -> None:
@@ -205,7 +205,9 @@ def test_no_model_leaves_while_another_one_leaves() -> None:
         serves("a"),
         resident("b", "leaves"),
     )
-    assert decision == Moves(hold_reasons={"x": "it waits until another model is unloaded"})
+    assert decision == EvictionDecision(
+        hold_reasons={"x": "it waits until another model is unloaded"}
+    )
 
 
 def test_the_turn_is_of_the_longest_wait_and_an_evicted_model_comes_last() -> None:
@@ -216,7 +218,7 @@ def test_the_turn_is_of_the_longest_wait_and_an_evicted_model_comes_last() -> No
         "b": "it waits for its turn after a"
     }
     # A model that could not be started anyway has no turn.
-    assert moves(second, unloaded_model("b", waited_s=9, can_start=False)) == Moves()
+    assert moves(second, unloaded_model("b", waited_s=9, can_start=False)) == EvictionDecision()
 
 
 def test_a_model_without_requests_waits_for_the_requested_ones() -> None:
@@ -352,8 +354,8 @@ def asleep(name: str, **fields: Any) -> LoadedModel:
 
 
 def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
-    assert moves(asleep("a"), serves("b")) == Moves()
-    assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
+    assert moves(asleep("a"), serves("b")) == EvictionDecision()
+    assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == EvictionDecision()
     # It takes its turn as any other that is out.
     assert moves(asleep("a", waited_s=1), unloaded_model("b", waited_s=2)).hold_reasons == {
         "a": "it waits for its turn after b"
@@ -386,10 +388,10 @@ def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
         serves("b"),
     )
     assert first_moves.evictions == dict.fromkeys(
-        [("a", 0), ("b", 0)], Eviction("room", "it makes room for x", ends=True)
+        [("a", 0), ("b", 0)], Eviction("room", "it makes room for x", stops_engine=True)
     )
     assert moves(asleep("a", is_stopped=True)).evictions == {
-        ("a", 0): Eviction("owner", "its owner stops it", ends=True)
+        ("a", 0): Eviction("owner", "its owner stops it", stops_engine=True)
     }
     assert eviction_order([asleep("a"), serves("b")], NOW) == [("b", 0)]
 
@@ -435,7 +437,7 @@ def short(name: str, state: State = "out", **fields: Any) -> LoadedModel:
 
 
 def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
-    assert moves(short("pair"), serves("x")) == Moves()
+    assert moves(short("pair"), serves("x")) == EvictionDecision()
     assert moves(short("pair"), unloaded_model("x", waited_s=1)).hold_reasons == {
         "pair": "other models load first"
     }
@@ -462,7 +464,7 @@ def test_a_model_without_requests_leaves_for_requests_that_wait_at_another_copy(
         assert moves(pair, serves("x"), unloaded_model("y", waited_s=0.1)).hold_reasons == {
             "pair": "it waits for its turn after y"
         }
-    assert moves(short("pair", is_pinned=True), serves("x")) == Moves()
+    assert moves(short("pair", is_pinned=True), serves("x")) == EvictionDecision()
 
 
 def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:

@@ -14,7 +14,7 @@ SILENT_S, ASK_S = 8.0, 3.0
 def process(
     pid: int = 1, *, cpu_s: float = 0.0, stopped: bool = False, command: str = ""
 ) -> EngineProcess:
-    return EngineProcess(pid=pid, cpu_s=cpu_s, stopped=stopped, command=command)
+    return EngineProcess(pid=pid, cpu_s=cpu_s, is_stopped=stopped, command=command)
 
 
 def changed_choice(value: int) -> Choice[int]:
@@ -27,22 +27,22 @@ def detector_after(
     """Looked at in these seconds; its core takes so much of a processor."""
     detector = FreezeDetector(0.0, SILENT_S)
     for now in seconds:
-        detector.note_processes(now, [process(1), process(2, cpu_s=core_cpu * now)])
-        detector.note_metrics(now, metrics)
-        detector.note_health(now, is_healthy=answers)
+        detector.record_processes(now, [process(1), process(2, cpu_s=core_cpu * now)])
+        detector.record_metrics(now, metrics)
+        detector.record_health(now, is_healthy=answers)
     return detector
 
 
 def test_a_process_that_is_stopped_at_two_looks_is_frozen_and_thaws() -> None:
     detector = detector_after(0, 5)
-    detector.note_processes(10, [process(1), process(2, stopped=True)])
+    detector.record_processes(10, [process(1), process(2, stopped=True)])
     assert detector.is_suspicious
     assert detector.freeze_reason(10) == ""
-    detector.note_processes(11, [process(1), process(2, stopped=True)])
+    detector.record_processes(11, [process(1), process(2, stopped=True)])
     assert "stopped (2)" in detector.freeze_reason(11)
     assert detector.stopped_s(70) == 60
-    detector.note_processes(71, [process(1), process(2)])
-    detector.note_health(71, is_healthy=True)
+    detector.record_processes(71, [process(1), process(2)])
+    detector.record_health(71, is_healthy=True)
     assert detector.freeze_reason(71) == ""
 
 
@@ -61,16 +61,16 @@ def test_an_engine_that_answers_nothing_while_it_computes_is_not_frozen(core_cpu
 
 def test_the_silence_alone_decides_without_a_look_at_the_processes() -> None:
     detector = FreezeDetector(0.0, SILENT_S)
-    detector.note_processes(5, ())
-    detector.note_health(7, is_healthy=False)
+    detector.record_processes(5, ())
+    detector.record_health(7, is_healthy=False)
     assert detector.freeze_reason(7) == ""
-    detector.note_health(8, is_healthy=False)
+    detector.record_health(8, is_healthy=False)
     assert detector.freeze_reason(8) != ""
 
 
 def test_a_gateway_that_stood_itself_takes_no_engine_for_frozen() -> None:
     detector = detector_after(0, 5)
-    detector.note_processes(500, [process(1), process(2)])
+    detector.record_processes(500, [process(1), process(2)])
     assert detector.freeze_reason(500) == ""
 
 
@@ -80,13 +80,13 @@ def test_a_core_is_frozen_when_clients_wait_and_the_smallest_request_gets_no_ans
     assert not detector.needs_probe(8, 4.9, ASK_S)
     assert detector.needs_probe(8, 5.0, ASK_S)
     assert detector.freeze_reason(9) == ""
-    detector.note_probe(9, is_alive=False)
+    detector.record_probe(9, is_alive=False)
     assert "does nothing" in detector.freeze_reason(9)
     # Its clients are gone, and it still answers nothing.
-    detector.note_probe(20, is_alive=False)
+    detector.record_probe(20, is_alive=False)
     assert (detector.needs_probe(20, None, ASK_S), detector.silent_seconds(20)) == (False, 11)
     assert detector.freeze_reason(20)
-    detector.note_metrics(21, "more tokens")
+    detector.record_metrics(21, "more tokens")
     assert detector.freeze_reason(21) == ""
 
 
@@ -102,7 +102,7 @@ def test_a_busy_core_or_an_engine_without_metrics_is_not_frozen(
 
 def test_a_core_that_answers_the_smallest_request_is_at_work() -> None:
     detector = detector_after(0, 5, 8)
-    detector.note_probe(9, is_alive=True)
+    detector.record_probe(9, is_alive=True)
     assert not detector.needs_probe(10, 10.0, ASK_S)
 
 
@@ -117,18 +117,18 @@ def test_a_core_that_exceeds_a_step_is_asked_and_is_frozen_without_an_answer() -
     assert not spinning(20).needs_probe(19.9, 19.9, ASK_S)
     detector = spinning(20)
     assert detector.needs_probe(20, 20.0, ASK_S)
-    detector.note_probe(20, is_alive=False)
+    detector.record_probe(20, is_alive=False)
     for now in (24, 27.9):
-        detector.note_processes(now, [process(1), process(2, cpu_s=now)])
+        detector.record_processes(now, [process(1), process(2, cpu_s=now)])
         assert detector.freeze_reason(now) == ""
     assert "computes without an end" in detector.freeze_reason(28)
-    detector.note_metrics(32, "a step has ended")
+    detector.record_metrics(32, "a step has ended")
     assert detector.freeze_reason(40) == ""
 
 
 def test_a_core_that_waits_for_a_compiler_is_at_work() -> None:
     detector = spinning(2)
-    detector.note_processes(
+    detector.record_processes(
         12,
         [
             process(1),

@@ -6,24 +6,24 @@ import pytest
 
 from gateway.controller.decisions.reconcile import (
     Demand,
+    EndAttemptAction,
     Fail,
     Launch,
-    Leaving,
     MakePlan,
+    NoAction,
     NoteAbilities,
+    PendingEviction,
     PlanState,
-    Publish,
     ReplicaSnapshot,
-    Rest,
-    Retire,
-    Sleep,
+    RouteAction,
+    SleepAction,
     Stop,
-    Verify,
-    Wake,
+    VerifyAction,
+    WakeAction,
     backoff,
     next_action,
 )
-from gateway.domain import Abilities, Asleep, Attempt, Failure, Instance, Observation, Policy
+from gateway.domain import Abilities, Attempt, Failure, Instance, Observation, Policy, SleepState
 from gateway.domain.running import failures_in_a_row
 from tests.support.makers import attempt
 
@@ -33,7 +33,7 @@ NOW = 1_000_000.0
 def replica(**fields: Any) -> ReplicaSnapshot:
     if "leaving" in fields:
         fields["reason"] = fields.pop("leaving")
-    groups: dict[str, Any] = {"planning": PlanState, "demand": Demand, "leaving": Leaving}
+    groups: dict[str, Any] = {"planning": PlanState, "demand": Demand, "leaving": PendingEviction}
     for name, kind in groups.items():
         names = kind.__dataclass_fields__.keys() & fields.keys()
         groups[name] = kind(**{field: fields.pop(field) for field in names})
@@ -72,35 +72,35 @@ def test_a_start_goes_from_plan_to_route() -> None:
     start = attempt()
     assert act() == MakePlan()
     assert act(attempt=start) == Launch(start)
-    assert act(attempt=start, is_busy=True) == Rest("starting", "starting")
+    assert act(attempt=start, is_busy=True) == NoAction("starting", "starting")
     running = instance(start)
-    assert act(attempt=start, instance=running) == Rest("starting", "starting")
+    assert act(attempt=start, instance=running) == NoAction("starting", "starting")
     answering = Observation(is_healthy=True)
-    assert act(attempt=start, instance=running, observation=answering) == Verify(start)
-    assert act(attempt=start, instance=running, observation=answering, is_busy=True) == Rest(
+    assert act(attempt=start, instance=running, observation=answering) == VerifyAction(start)
+    assert act(attempt=start, instance=running, observation=answering, is_busy=True) == NoAction(
         "verifying", "starting"
     )
     assert act(
-        attempt=start, instance=running, observation=Observation(is_healthy=True, verified=True)
-    ) == Publish(start)
+        attempt=start, instance=running, observation=Observation(is_healthy=True, is_verified=True)
+    ) == RouteAction(start)
     ready = attempt(state="ready", ready_at=NOW)
-    assert act(attempt=ready, instance=instance(ready), observation=answering) == Rest("ready")
+    assert act(attempt=ready, instance=instance(ready), observation=answering) == NoAction("ready")
 
 
 def test_abilities_that_an_engine_shows_while_it_serves_are_recorded_once() -> None:
     ready = attempt(state="ready", ready_at=NOW)
     abilities = Abilities()
-    observation = Observation(is_healthy=True, verified=True, abilities=abilities)
+    observation = Observation(is_healthy=True, is_verified=True, abilities=abilities)
     assert act(attempt=ready, instance=instance(ready), observation=observation) == NoteAbilities(
         ready, abilities
     )
     assert act(
         attempt=ready, instance=instance(ready), observation=observation, is_busy=True
-    ) == Rest("ready")
+    ) == NoAction("ready")
     recorded_attempt = ready.evolve(abilities=abilities)
     assert act(
         attempt=recorded_attempt, instance=instance(recorded_attempt), observation=observation
-    ) == Rest("ready")
+    ) == NoAction("ready")
 
 
 def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:
@@ -122,12 +122,12 @@ def test_a_proof_ends_a_start_while_the_engine_still_runs() -> None:
 def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
     start = attempt()
     exited_instance = instance(start, "exited", exit_code=1)
-    assert isinstance(act(attempt=start, instance=exited_instance), Rest)
+    assert isinstance(act(attempt=start, instance=exited_instance), NoAction)
     action = act(
         attempt=start,
         instance=exited_instance,
-        observation=Observation(log_ended=True),
-        tail=("a", "last words"),
+        observation=Observation(has_log_ended=True),
+        last_log_lines=("a", "last words"),
     )
     assert isinstance(action, Fail)
     assert action.failure.kind == "unknown"
@@ -143,8 +143,10 @@ def test_a_ready_engine_that_ends_has_failed_with_any_exit_code(
     code: int | None, oom: bool, kind: str
 ) -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
-    exited_instance = instance(ready, "exited", exit_code=code, oom_killed=oom)
-    action = act(attempt=ready, instance=exited_instance, observation=Observation(log_ended=True))
+    exited_instance = instance(ready, "exited", exit_code=code, is_oom_killed=oom)
+    action = act(
+        attempt=ready, instance=exited_instance, observation=Observation(has_log_ended=True)
+    )
     assert isinstance(action, Fail)
     assert action.failure.kind == kind
 
@@ -170,7 +172,7 @@ def test_an_engine_with_another_plan_is_replaced() -> None:
 
 def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
     action = act(history=(failed_attempt(1, "killed"),))
-    assert isinstance(action, Rest)
+    assert isinstance(action, NoAction)
     assert (action.state, action.recheck_at) == ("backing_off", NOW - 1 + 10)
     assert act(history=(failed_attempt(1, "killed", ended_at=NOW - 10),)) == MakePlan()
     assert act(history=(failed_attempt(1, "unknown"),)) == MakePlan()
@@ -238,7 +240,7 @@ def test_a_failure_that_no_plan_avoids_is_quarantined_at_once() -> None:
 def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
     history = tuple(failed_attempt(number, "killed", ended_at=NOW - 1000) for number in range(5))
     action = act(history=history)
-    assert isinstance(action, Rest)
+    assert isinstance(action, NoAction)
     assert action.state == "quarantined"
     assert "5 starts failed in a row" in action.reason
     assert "killed" in action.reason
@@ -253,27 +255,27 @@ def test_ten_good_minutes_forgive_earlier_failures() -> None:
 
 
 def test_no_plan_is_shown_until_something_changes() -> None:
-    assert act(blocked_reason="needs 40 GiB") == Rest("no_plan", "needs 40 GiB")
+    assert act(blocked_reason="needs 40 GiB") == NoAction("no_plan", "needs 40 GiB")
 
 
 def test_removal_stops_running_engines() -> None:
     ready = attempt(state="ready")
     assert act(is_wanted=False, attempt=ready, instance=instance(ready)) == Stop("m-r0-a1")
-    assert act(is_wanted=False, attempt=ready) == Rest("stopping")
+    assert act(is_wanted=False, attempt=ready) == NoAction("stopping")
 
 
 def test_an_engine_that_leaves_finishes_its_answers_and_stops() -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
     leaves = {"attempt": ready, "instance": instance(ready), "leaving": "it makes room for x"}
-    assert act(**leaves) == Rest(
+    assert act(**leaves) == NoAction(
         "stopping", "it makes room for x; requests in flight are answered first"
     )
-    assert act(**leaves, is_drained=True) == Retire(ready)
+    assert act(**leaves, is_drained=True) == EndAttemptAction(ready)
     # Nobody waits for an engine that has not served yet.
     start = attempt()
-    assert act(attempt=start, instance=instance(start), leaving="stopped", is_busy=True) == Retire(
-        start
-    )
+    assert act(
+        attempt=start, instance=instance(start), leaving="stopped", is_busy=True
+    ) == EndAttemptAction(start)
     # An engine that dies meanwhile has failed like any other.
     assert isinstance(act(**{**leaves, "instance": None}), Fail)
 
@@ -282,7 +284,7 @@ def test_an_engine_that_leaves_finishes_its_answers_and_stops() -> None:
 def test_no_engine_is_shown_as_starting_while_it_stops(replica_fields: dict[str, Any]) -> None:
     reason = replica_fields.get("leaving", "its owner stopped it")
     replica_fields = {"load_block_reason": reason, **replica_fields}
-    asleep = attempt(state="ready", ready_at=NOW - 5, asleep=Asleep(since=NOW - 1))
+    asleep = attempt(state="ready", ready_at=NOW - 5, asleep=SleepState(since=NOW - 1))
     other_instance = instance(attempt(), fingerprint="another")
     for fields in (
         {"is_busy": True},
@@ -291,17 +293,17 @@ def test_no_engine_is_shown_as_starting_while_it_stops(replica_fields: dict[str,
         {"attempt": asleep, "instance": instance(asleep), "is_busy": True, "is_requested": True},
     ):
         action = act(**fields, **replica_fields)
-        assert action == Rest("stopping", reason) or not isinstance(action, Rest), fields
+        assert action == NoAction("stopping", reason) or not isinstance(action, NoAction), fields
 
 
 def test_a_model_held_back_is_not_planned_but_shows_its_last_failure() -> None:
-    assert act(load_block_reason="the next request loads it") == Rest(
+    assert act(load_block_reason="the next request loads it") == NoAction(
         "stopped", "the next request loads it"
     )
-    assert act(load_block_reason="it waits for its turn", is_requested=True) == Rest(
+    assert act(load_block_reason="it waits for its turn", is_requested=True) == NoAction(
         "starting", "it waits for its turn"
     )
-    assert act(load_block_reason="x", blocked_reason="needs 40 GiB") == Rest("stopped", "x")
+    assert act(load_block_reason="x", blocked_reason="needs 40 GiB") == NoAction("stopped", "x")
     action = act(
         load_block_reason="x",
         history=tuple(failed_attempt(number, "oom") for number in range(1, 6)),
@@ -309,11 +311,11 @@ def test_a_model_held_back_is_not_planned_but_shows_its_last_failure() -> None:
     assert action.state == "quarantined"
 
 
-SEEN = Observation(is_healthy=True, verified=True)
+SEEN = Observation(is_healthy=True, is_verified=True)
 
 
 def sleeper(gave: dict[str, int] | None) -> Attempt:
-    return attempt(state="ready", ready_at=NOW, asleep=Asleep(since=NOW, gave=gave))
+    return attempt(state="ready", ready_at=NOW, asleep=SleepState(since=NOW, freed_bytes=gave))
 
 
 def test_an_engine_that_leaves_sleeps_if_it_can_once_it_has_answered_everything() -> None:
@@ -323,17 +325,17 @@ def test_an_engine_that_leaves_sleeps_if_it_can_once_it_has_answered_everything(
         "instance": instance(ready),
         "observation": SEEN,
         "leaving": "it makes room",
-        "sleeps": True,
+        "may_sleep": True,
     }
     assert act(**leaves).state == "stopping"
-    assert act(**leaves, is_drained=True) == Sleep(ready)
-    assert act(**leaves, is_drained=True, is_busy=True) == Rest("stopping", "it makes room")
-    assert act(**{**leaves, "sleeps": False}, is_drained=True) == Retire(ready)
-    assert isinstance(act(**{**leaves, "instance": None}, is_drained=True), Retire)
+    assert act(**leaves, is_drained=True) == SleepAction(ready)
+    assert act(**leaves, is_drained=True, is_busy=True) == NoAction("stopping", "it makes room")
+    assert act(**{**leaves, "may_sleep": False}, is_drained=True) == EndAttemptAction(ready)
+    assert isinstance(act(**{**leaves, "instance": None}, is_drained=True), EndAttemptAction)
     starting = attempt()
-    assert act(**{**leaves, "attempt": starting, "instance": instance(starting)}) == Retire(
-        starting
-    )
+    assert act(
+        **{**leaves, "attempt": starting, "instance": instance(starting)}
+    ) == EndAttemptAction(starting)
 
 
 def test_a_sleeping_engine_wakes_on_a_request_when_its_turn_has_come() -> None:
@@ -342,19 +344,19 @@ def test_a_sleeping_engine_wakes_on_a_request_when_its_turn_has_come() -> None:
         "attempt": sleeping_attempt,
         "instance": instance(sleeping_attempt),
         "observation": SEEN,
-        "sleeps": True,
+        "may_sleep": True,
     }
-    assert act(**rests) == Rest("asleep")
-    assert act(**rests, is_requested=True) == Wake(sleeping_attempt)
+    assert act(**rests) == NoAction("asleep")
+    assert act(**rests, is_requested=True) == WakeAction(sleeping_attempt)
     assert act(**rests, is_requested=True, is_busy=True).state == "starting"
-    assert act(**rests, is_requested=True, load_block_reason="another is first") == Rest(
+    assert act(**rests, is_requested=True, load_block_reason="another is first") == NoAction(
         "starting", "another is first"
     )
-    assert act(**rests, is_requested=True, blocked_reason="waits: b sleeps") == Rest(
+    assert act(**rests, is_requested=True, blocked_reason="waits: b sleeps") == NoAction(
         "starting", "waits: b sleeps"
     )
     # Its model leaves with its other engines.
-    assert act(**rests, is_requested=True, leaving="it makes room") == Rest("asleep")
+    assert act(**rests, is_requested=True, leaving="it makes room") == NoAction("asleep")
 
 
 def test_a_spare_copy_wakes_only_where_there_is_room() -> None:
@@ -363,68 +365,68 @@ def test_a_spare_copy_wakes_only_where_there_is_room() -> None:
         "attempt": sleeping_attempt,
         "instance": instance(sleeping_attempt),
         "observation": SEEN,
-        "sleeps": True,
+        "may_sleep": True,
         "is_spare": True,
     }
-    assert act(**rests) == Wake(sleeping_attempt)
-    assert act(**rests, load_block_reason="other models load first") == Rest(
+    assert act(**rests) == WakeAction(sleeping_attempt)
+    assert act(**rests, load_block_reason="other models load first") == NoAction(
         "asleep", "other models load first"
     )
-    assert act(**rests, blocked_reason="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
-    assert act(**rests, is_requested=True, blocked_reason="it lacks 3 GiB") == Rest(
+    assert act(**rests, blocked_reason="it lacks 3 GiB") == NoAction("asleep", "it lacks 3 GiB")
+    assert act(**rests, is_requested=True, blocked_reason="it lacks 3 GiB") == NoAction(
         "asleep", "it lacks 3 GiB"
     )
     assert act(
         **rests, is_requested=True, blocked_reason="waits: b sleeps", is_promised=True
-    ) == Rest("starting", "waits: b sleeps")
-    assert act(**rests, leaving="it makes room") == Rest("asleep")
+    ) == NoAction("starting", "waits: b sleeps")
+    assert act(**rests, leaving="it makes room") == NoAction("asleep")
 
 
 def test_an_engine_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
     sleeping_attempt = sleeper(None)
     assert act(
         attempt=sleeping_attempt, instance=instance(sleeping_attempt), observation=SEEN
-    ) == Wake(sleeping_attempt)
-    assert act(attempt=sleeping_attempt, instance=instance(sleeping_attempt)) == Rest(
+    ) == WakeAction(sleeping_attempt)
+    assert act(attempt=sleeping_attempt, instance=instance(sleeping_attempt)) == NoAction(
         "starting", "starting"
     ), "its watcher has not seen it yet"
     awake = attempt(state="ready", ready_at=NOW)
     assert act(
-        attempt=awake, instance=instance(awake), observation=SEEN.evolve(sleeping=True)
-    ) == Wake(awake)
-    assert act(attempt=awake, instance=instance(awake), observation=SEEN) == Rest("ready")
+        attempt=awake, instance=instance(awake), observation=SEEN.evolve(is_sleeping=True)
+    ) == WakeAction(awake)
+    assert act(attempt=awake, instance=instance(awake), observation=SEEN) == NoAction("ready")
 
 
 @pytest.mark.parametrize("gave", [{"GPU-0": 5}, None])
 def test_a_sleeping_engine_that_dies_or_has_to_end_just_ends(gave: dict[str, int] | None) -> None:
     sleeping_attempt = sleeper(gave)
     proof = Failure(kind="hang", phase="serving", message="it hangs")
-    assert act(attempt=sleeping_attempt, instance=None) == Retire(sleeping_attempt)
+    assert act(attempt=sleeping_attempt, instance=None) == EndAttemptAction(sleeping_attempt)
     assert act(
         attempt=sleeping_attempt, instance=instance(sleeping_attempt, "exited"), is_requested=True
-    ) == Retire(sleeping_attempt)
+    ) == EndAttemptAction(sleeping_attempt)
     assert act(
         attempt=sleeping_attempt,
         instance=instance(sleeping_attempt),
         observation=SEEN.evolve(proof=proof),
         is_busy=True,
-    ) == Retire(sleeping_attempt)
+    ) == EndAttemptAction(sleeping_attempt)
     assert act(
         attempt=sleeping_attempt,
         instance=instance(sleeping_attempt),
         observation=SEEN,
         leaving="its owner stops it",
-    ) == Retire(sleeping_attempt)
+    ) == EndAttemptAction(sleeping_attempt)
     assert act(
         attempt=sleeping_attempt,
         instance=instance(sleeping_attempt),
         observation=SEEN,
         is_spent=True,
-    ) == Retire(sleeping_attempt)
+    ) == EndAttemptAction(sleeping_attempt)
     assert act(
         attempt=sleeping_attempt,
         instance=instance(sleeping_attempt),
         observation=SEEN,
         is_spent=True,
         is_busy=True,
-    ) != Retire(sleeping_attempt)
+    ) != EndAttemptAction(sleeping_attempt)

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.controller.decisions.reconcile import (
     MakePlan,
+    NoAction,
     ReplicaSnapshot,
-    Rest,
     attempts_that_count,
     next_action,
 )
@@ -31,7 +31,7 @@ def failed_attempt(number: int, at: float, ready_at: float | None = None) -> Att
         kind="killed",
         phase="serving",
         message="The engine was killed (signal 9).",
-        proves="nothing",
+        proven_subject="nothing",
     )
     return attempt(number, "failed", started_at=at, ended_at=at, ready_at=ready_at, failure=failure)
 
@@ -64,7 +64,7 @@ def test_a_crash_loop_starts_seven_times_in_a_quarter_of_an_hour() -> None:
 
 def test_the_state_says_when_the_next_start_is() -> None:
     rest = act([failed_attempt(1, START), failed_attempt(2, START + 10)], START + 11)
-    assert isinstance(rest, Rest)
+    assert isinstance(rest, NoAction)
     assert (rest.state, rest.recheck_at) == ("backing_off", START + 30)
     assert "The engine was killed" in rest.reason
 
@@ -74,11 +74,11 @@ def test_ten_good_minutes_reset_the_back_off() -> None:
     good = failed_attempt(6, START + 2000, ready_at=START + 1400)
     assert act([*early, good], START + 2001) == MakePlan()
     rest = act([*early, good, failed_attempt(7, START + 2002)], START + 2003)
-    assert isinstance(rest, Rest)
+    assert isinstance(rest, NoAction)
     assert rest.recheck_at == START + 2012
     short = failed_attempt(6, START + 2000, ready_at=START + 1401)
     rest = act([*early, short], START + 2001)
-    assert isinstance(rest, Rest)
+    assert isinstance(rest, NoAction)
     assert rest.recheck_at == START + 2300
 
 
@@ -102,7 +102,7 @@ def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
     replica = ReplicaSnapshot(
         is_wanted=True, policy=Policy(), attempt=ready, instance=running_instance
     )
-    assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == Rest("ready")
+    assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == NoAction("ready")
 
 
 def test_a_clock_set_back_does_not_forgive_later_failures() -> None:
@@ -132,7 +132,7 @@ def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again(
         fingerprint=start.fingerprint,
         state="exited",
         exit_code=137,
-        oom_killed=True,
+        is_oom_killed=True,
     )
     failure = exit_failure(instance, "loading weights", (), was_ready=False)
     assert failure.kind == "host_oom"

@@ -6,11 +6,11 @@ import pytest
 
 from gateway.controller.decisions.reconcile import (
     Demand,
-    Leaving,
     MakePlan,
+    NoAction,
+    PendingEviction,
     PlanState,
     ReplicaSnapshot,
-    Rest,
     next_action,
 )
 from gateway.diagnosis.ending import is_environmental
@@ -43,7 +43,12 @@ def failures() -> Iterator[Failure]:
     proofs |= {(kind, "plan") for kind in CURES.remedies}
     circumstances = [
         {},
-        *({name: "yes"} for lever in CURES.rows.levers if lever.cure for name in lever.when),
+        *(
+            {name: "yes"}
+            for lever in CURES.rows.levers
+            if lever.cure
+            for name in lever.circumstances
+        ),
     ]
     kinds = set()
     for kind, proves in sorted(proofs):
@@ -56,7 +61,7 @@ def failures() -> Iterator[Failure]:
                         kind=kind,
                         phase=phase,
                         message="It broke.",
-                        proves=proves,
+                        proven_subject=proves,
                         cure=cure,
                         culprit=CULPRITS.get(proves, {}),
                     )
@@ -89,7 +94,7 @@ def next_step(failure: Failure, plan: Plan) -> object:
         attempt=None,
         planning=PlanState(),
         demand=Demand(),
-        leaving=Leaving(),
+        leaving=PendingEviction(),
         history=(failed_start,),
     )
     return next_action(replica, NOW, backoff_s=10, backoff_max_s=300)
@@ -104,12 +109,12 @@ def test_no_start_is_repeated_that_its_refusal_meets_again(cure: str) -> None:
     for failure in several:
         action = next_step(failure, first_plan)
         if cure == "user":
-            assert isinstance(action, Rest), failure
+            assert isinstance(action, NoAction), failure
             assert action.state == "quarantined", failure
             continue
         if is_environmental(failure):
             # The cause lies outside the plan: the same start waits, longer each time.
-            assert isinstance(action, Rest) or failure.kind == "gpu_lost", failure
+            assert isinstance(action, NoAction) or failure.kind == "gpu_lost", failure
             continue
         assert isinstance(action, MakePlan), failure
         facts = tuple(
@@ -119,5 +124,5 @@ def test_no_start_is_repeated_that_its_refusal_meets_again(cure: str) -> None:
         assert facts, failure
         plans_after = planner.plans(facts)
         assert first_plan.fingerprint not in {plan.fingerprint for plan in plans_after}, failure
-        if cure == "engine" and failure.proves == "plan" and failure.phase in PHASES[:3]:
+        if cure == "engine" and failure.proven_subject == "plan" and failure.phase in PHASES[:3]:
             assert str(first_plan.engine) not in {str(plan.engine) for plan in plans_after}, failure

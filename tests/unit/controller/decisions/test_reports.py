@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.decisions.reports import (
     ReportedMilestones,
     ReportedModel,
@@ -67,7 +67,7 @@ def kinds(
 
 def test_equal_states_are_reported_as_no_event() -> None:
     reported_milestones = ReportedMilestones()
-    now = model(ReportedReplica(0, (failed_attempt(), ready(2)), Rest("ready"), watched=2))
+    now = model(ReportedReplica(0, (failed_attempt(), ready(2)), NoAction("ready"), watched=2))
     assert list(events_of_model(OLD, now, reported_milestones, NOW))
     assert list(events_of_model(now, now, reported_milestones, NOW)) == []
 
@@ -111,9 +111,9 @@ def test_a_changed_model_is_reported(
 def test_a_change_is_reported_at_its_beginning_and_when_it_is_given_up() -> None:
     change = Change(wish=wish(min_context=7), generation=1, at=NOW)
     model_in_change = model(change=change)
-    model_without_plan = model(change=change.evolve(refused="no plan"))
+    model_without_plan = model(change=change.evolve(refusal_text="no plan"))
     (event,) = events_of_model(OLD, model_in_change, ReportedMilestones(), NOW)
-    assert event.data == {"differences": [{"what": "min_context", "old": None, "new": "7"}]}
+    assert event.data == {"differences": [{"field": "min_context", "former": None, "present": "7"}]}
     assert kinds(model_in_change, model_without_plan) == ["model.change_refused"]
     assert kinds(model_without_plan, model_without_plan) == []
     assert kinds(OLD, model_without_plan) == ["model.changing", "model.change_refused"]
@@ -184,14 +184,14 @@ def test_the_copy_that_leaves_is_named_among_several() -> None:
 
 def test_a_start_is_reported_from_the_phase_that_was_shown_last() -> None:
     reported_milestones = ReportedMilestones()
-    reported_milestones.note(1, milestone_of_event("plan.chosen"))
+    reported_milestones.record(1, milestone_of_event("plan.chosen"))
     assert kinds(OLD, model(ReportedReplica(0, (ready(),), watched=1)), reported_milestones) == [
         "engine.started",
         "engine.proven",
         "engine.ready",
     ]
     reported_milestones = ReportedMilestones()
-    reported_milestones.note(1, milestone_of_attempt(ready(), is_watched=True))
+    reported_milestones.record(1, milestone_of_attempt(ready(), is_watched=True))
     assert kinds(
         OLD,
         model(ReportedReplica(0, (failed_attempt().evolve(ready_at=5.0),))),
@@ -229,7 +229,7 @@ def test_an_engine_that_stops_says_why(
     changes: dict[str, Any], fields: dict[str, Any], reason: str
 ) -> None:
     reported_milestones = ReportedMilestones()
-    reported_milestones.note(1, "ready")
+    reported_milestones.record(1, "ready")
     replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **fields)
     events = [
         event
@@ -263,7 +263,7 @@ def test_phases_are_reported_without_their_figures(
     before: str, after: str, expected: list[str]
 ) -> None:
     reported_milestones = ReportedMilestones()
-    reported_milestones.note(1, "started")
+    reported_milestones.record(1, "started")
     looks = [
         model(ReportedReplica(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)
     ]
@@ -273,27 +273,29 @@ def test_phases_are_reported_without_their_figures(
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        (Rest("starting"), Rest("no_plan", "too large"), ["plan.none"]),
-        (Rest("no_plan", "too large"), Rest("no_plan", "too large"), []),
-        (Rest("no_plan", "too large"), Rest("no_plan", "still too large"), ["plan.none"]),
-        (Rest("starting"), Rest("backing_off", "after oom", NOW + 20), ["engine.retry"]),
+        (NoAction("starting"), NoAction("no_plan", "too large"), ["plan.none"]),
+        (NoAction("no_plan", "too large"), NoAction("no_plan", "too large"), []),
+        (NoAction("no_plan", "too large"), NoAction("no_plan", "still too large"), ["plan.none"]),
+        (NoAction("starting"), NoAction("backing_off", "after oom", NOW + 20), ["engine.retry"]),
         (
-            Rest("backing_off", "after oom", NOW + 20),
-            Rest("backing_off", "after oom", NOW + 20),
+            NoAction("backing_off", "after oom", NOW + 20),
+            NoAction("backing_off", "after oom", NOW + 20),
             [],
         ),
         (
-            Rest("backing_off", "after oom", NOW + 20),
-            Rest("backing_off", "after oom", NOW + 40),
+            NoAction("backing_off", "after oom", NOW + 20),
+            NoAction("backing_off", "after oom", NOW + 40),
             ["engine.retry"],
         ),
-        (Rest("starting"), Rest("quarantined", "5 starts failed"), ["engine.quarantined"]),
-        (Rest("ready"), Rest("unreachable", "it is stopped"), ["engine.frozen"]),
-        (Rest("unreachable", "it is stopped"), Rest("ready"), ["engine.answers"]),
-        (Rest("starting"), Rest("ready"), []),
+        (NoAction("starting"), NoAction("quarantined", "5 starts failed"), ["engine.quarantined"]),
+        (NoAction("ready"), NoAction("unreachable", "it is stopped"), ["engine.frozen"]),
+        (NoAction("unreachable", "it is stopped"), NoAction("ready"), ["engine.answers"]),
+        (NoAction("starting"), NoAction("ready"), []),
     ],
 )
-def test_the_wait_of_a_replica_is_reported(before: Rest, after: Rest, expected: list[str]) -> None:
+def test_the_wait_of_a_replica_is_reported(
+    before: NoAction, after: NoAction, expected: list[str]
+) -> None:
     assert (
         kinds(model(ReportedReplica(0, status=before)), model(ReportedReplica(0, status=after)))
         == expected
@@ -301,7 +303,7 @@ def test_the_wait_of_a_replica_is_reported(before: Rest, after: Rest, expected: 
 
 
 def test_the_offers_of_others_are_reported() -> None:
-    offer = Offer(model="b", how="stop", gives={"GPU-1": 5}, words="b is unloaded")
+    offer = Offer(model="b", kind="stop", bytes_by_gpu={"GPU-1": 5}, words="b is unloaded")
     waits = model(ReportedReplica(0, awaited_offers=(offer,)))
     (event,) = events_of_model(model(ReportedReplica(0)), waits, ReportedMilestones(), NOW)
     assert (event.kind, event.data) == ("plan.waits", {"takes": ["b is unloaded"]})
@@ -310,9 +312,9 @@ def test_the_offers_of_others_are_reported() -> None:
 
 def test_reports_of_ended_starts_are_forgotten_and_those_of_others_are_not() -> None:
     reported_milestones = ReportedMilestones()
-    reported_milestones.note(1, "ready")
+    reported_milestones.record(1, "ready")
     for number in range(2, 20_100):
-        reported_milestones.note(number, "ended")
+        reported_milestones.record(number, "ended")
     assert reported_milestones.milestone(attempt(1)) == "ready"
     assert reported_milestones.milestone(attempt(20_000)) == "ended"
     assert len(reported_milestones._milestones) <= 20_000

@@ -14,11 +14,11 @@ def giving(fleet: Fleet, offer: Offer, *asking: str) -> None:
     """The giver is planned with the memory that it keeps, for these models."""
     giver = fleet.models[offer.model].replicas[offer.replica]
     giver.attempt = attempt(plan=plan().evolve(cap=Cap(bytes=offer.keeps, models=asking)))
-    giver.gave_to = frozenset(asking)
+    giver.cache_receivers = frozenset(asking)
 
 
 def admit(fleet: Fleet, *names: str) -> list[ReplicaState]:
-    return [fleet.admit(ManagedModel(wish(name=name), 0.0)).replicas[0] for name in names]
+    return [fleet.add_model(ManagedModel(wish(name=name), 0.0)).replicas[0] for name in names]
 
 
 def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
@@ -27,8 +27,8 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
     admit(fleet, "giver")
     offer = Offer(
         model="giver",
-        how="surplus",
-        gives={"GPU-x": 3 * GIB},
+        kind="surplus",
+        bytes_by_gpu={"GPU-x": 3 * GIB},
         keeps=9 * GIB,
         words="giver gives 3 GiB",
     )
@@ -39,7 +39,7 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
     assert fleet.bytes_promised_to_others(other_model) == {**has, "GPU-x": 3 * GIB}, (
         "it was given, though the receiver has yet to hear of it"
     )
-    receiver.planning.receive((offer,))
+    receiver.planning.accept_offers((offer,))
     assert (receiver.planning.blocked_reason, receiver.planning.awaited_offers) == (None, ())
     assert fleet.bytes_promised_to_others(other_model) == {**has, "GPU-x": 3 * GIB}
     receiver.attempt = attempt()
@@ -47,7 +47,7 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
         "its plan holds what it was given for"
     )
     receiver.attempt = None
-    receiver.planning.block("no plan fits")
+    receiver.planning.block_planning("no plan fits")
     assert fleet.bytes_promised_to_others(other_model) == has
 
 
@@ -57,8 +57,8 @@ def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() 
     admit(fleet, "giver")
     offer = Offer(
         model="giver",
-        how="surplus",
-        gives={"GPU-x": 3 * GIB},
+        kind="surplus",
+        bytes_by_gpu={"GPU-x": 3 * GIB},
         keeps=9 * GIB,
         words="giver gives 3 GiB",
     )
@@ -83,17 +83,17 @@ def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
     fleet = Fleet()
     first, second = admit(fleet, "first", "second")
     short = wish(name="giver", min_context=512, concurrency=1)
-    giver = fleet.admit(ManagedModel(short, 0.0)).replicas[0]
+    giver = fleet.add_model(ManagedModel(short, 0.0)).replicas[0]
     giver.attempt = attempt()
     (whole,) = surplus_offers(plan(), short)
-    size = max(whole.gives.values())
+    size = max(whole.bytes_by_gpu.values())
 
     def offered_places(share: int, contexts: int = 0) -> tuple[int, set[str]]:
-        offer = partial_offer(whole, share).evolve(beside=contexts)
+        offer = partial_offer(whole, share).evolve(free_bytes_without_offer=contexts)
         for model in (first, second):
             model.planning.wait_for((offer,))
         offer, names = fleet.combined_offer(fleet.models["giver"], offer, "second")
-        return max(offer.gives.values()), names
+        return max(offer.bytes_by_gpu.values()), names
 
     assert offered_places(size) == (size, {"second"}), "the other would have nothing of it"
     assert offered_places(size // 2) == (size // 2 * 2, {"first", "second"})
@@ -111,10 +111,14 @@ def test_live_bytes_leave_out_bytes_that_no_engine_holds() -> None:
     live_bytes = fleet.live_bytes()
     assert live_bytes == fleet.bytes_promised_to_others(None) != {}
     offer = Offer(
-        model="server", how="surplus", gives={"GPU-x": 3 * GIB}, keeps=9 * GIB, words="a gift"
+        model="server",
+        kind="surplus",
+        bytes_by_gpu={"GPU-x": 3 * GIB},
+        keeps=9 * GIB,
+        words="a gift",
     )
     receiver.planning.wait_for((offer,))
-    receiver.planning.receive((offer,))
+    receiver.planning.accept_offers((offer,))
     fleet.set_apart = frozenset({"GPU-y"})
     assert fleet.bytes_promised_to_others(None).keys() == {*live_bytes, "GPU-x", "GPU-y"}
     assert fleet.live_bytes() == live_bytes

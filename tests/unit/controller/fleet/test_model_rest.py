@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from gateway.controller.decisions.eviction import Eviction
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import (
     REPLAN_S,
     ManagedModel,
     ReplicaPlanning,
+    ReplicaRollout,
     ReplicaState,
-    Succession,
 )
 from gateway.controller.fleet.model_rest import (
     MODEL_FIELDS,
@@ -52,7 +52,7 @@ _OTHER_REPLICA_FIELDS = {
     "planning.is_outdated": "of a plan that is being made, which is a task",
     "planning.failure_count": "it changes with `looks_again`, or a plan is made after it",
     "planning.failed_planning": "it changes with `blocked_reason`",
-    "gave_to": "of a serving plan",
+    "cache_receivers": "of a serving plan",
     "planning.requested_copies": "of offers that it waits for",
     "succession.seeks_plan": "of a trial",
     "succession.lacks_memory": "of a trial",
@@ -61,13 +61,13 @@ _OTHER_REPLICA_FIELDS = {
     "launched_attempt": "of an attempt",
     "conditions": "of an attempt",
     "succession.awaits_successor": "of a change, and no model that changes rests",
-    "spent_attempt": "of an attempt",
+    "unsleepable_attempt": "of an attempt",
     "wake_times": "of an attempt",
 }
 
 
 # Parts of a replica, whose fields count as its own.
-_PARTS: dict[str, Any] = {"planning": ReplicaPlanning, "succession": Succession}
+_PARTS: dict[str, Any] = {"planning": ReplicaPlanning, "succession": ReplicaRollout}
 
 
 def field_names(kind: Any) -> set[str]:
@@ -96,8 +96,8 @@ def test_each_field_ends_the_rest_or_has_a_reason(
 
 def resting(values: dict[str, Any] | None = None) -> ManagedModel:
     """A model at rest. values: of fields of its replica, and of the replica's parts."""
-    model = Fleet().admit(ManagedModel(wish(name="m"), 1.0))
-    for name, value in ({"status": Rest("no_plan", "no GPU")} | (values or {})).items():
+    model = Fleet().add_model(ManagedModel(wish(name="m"), 1.0))
+    for name, value in ({"status": NoAction("no_plan", "no GPU")} | (values or {})).items():
         part, _, field = name.rpartition(".")
         setattr(getattr(model.replicas[0], part) if part else model.replicas[0], field, value)
     return model
@@ -111,18 +111,18 @@ def looked_at(rests: RestingModels, model: ManagedModel, **changes: Any) -> bool
 def test_a_model_rests_until_something_changes() -> None:
     rests, model = RestingModels(), resting()
     assert looked_at(rests, model)
-    rests.note([model], False, 100.0)
+    rests.record([model], False, 100.0)
     assert not looked_at(rests, model)
     assert looked_at(rests, model, names={"m"})
     assert looked_at(rests, model), "the look at it ended its rest"
-    rests.note([model], False, 100.0)
+    rests.record([model], False, 100.0)
     assert looked_at(rests, model, circumstances=True)
     for name, value in (
         ("is_stopped", True),
         ("load_block_reason", "it waits"),
         ("wish", wish(name="m", aliases=("n",))),
     ):
-        rests.note([model], False, 100.0)
+        rests.record([model], False, 100.0)
         assert not looked_at(rests, model)
         setattr(model, name, value)
         assert looked_at(rests, model), name
@@ -131,12 +131,12 @@ def test_a_model_rests_until_something_changes() -> None:
 def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     rests = RestingModels()
     model = resting({"planning.blocked_reason": "no GPU", "planning.blocked_at": 90.0})
-    rests.note([model], False, 100.0)
+    rests.record([model], False, 100.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
     # After a failed planning the next one is later.
     model.replicas[0].planning.failure_count = 1
-    rests.note([model], False, 90.0)
+    rests.record([model], False, 90.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
     assert looked_at(rests, model, now_s=90.0 + 2 * REPLAN_S + 1)
 
@@ -145,13 +145,13 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     ("name", "value"),
     [
         ("attempt", attempt()),
-        ("status", Rest("starting")),
-        ("status", Rest("backing_off", "after a failure", 120.0)),
+        ("status", NoAction("starting")),
+        ("status", NoAction("backing_off", "after a failure", 120.0)),
         ("eviction", Eviction("idle", "no request")),
         ("planning.looks_again", True),
         (
             "planning.awaited_offers",
-            (Offer(model="n", how="stop", gives={}, keeps=0, words="n is unloaded"),),
+            (Offer(model="n", kind="stop", bytes_by_gpu={}, keeps=0, words="n is unloaded"),),
         ),
         ("succession.unrouted_at", 3.0),
     ],

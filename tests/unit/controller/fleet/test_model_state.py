@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import route
 from gateway.domain import Instance
@@ -14,7 +14,7 @@ from tests.support.makers import attempt, wish
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_model_whose_engine_is_gone_is_not_refused_as_ready(runs: bool) -> None:
     serving = attempt(state="ready")
-    replica = ReplicaState("m", 0, serving, status=Rest("ready"))
+    replica = ReplicaState("m", 0, serving, status=NoAction("ready"))
     model = ManagedModel(wish(name="m"), 0.0, replicas=[replica])
     engine = Instance(
         name=serving.instance_name,

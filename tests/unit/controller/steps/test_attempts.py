@@ -35,7 +35,7 @@ async def begin(ports: Iterator[int], used_ports: Callable[[], range]) -> Attemp
     unused: Any = None
     store: Any = SimpleNamespace(add_attempt=add_attempt)
     attempts = Attempts(store, unused, launcher, unused, lambda: unused, used_ports, unused)
-    return await attempts.begin(ReplicaState("m", 0), plan())
+    return await attempts.start(ReplicaState("m", 0), plan())
 
 
 async def test_a_start_takes_a_port_of_no_other_start() -> None:

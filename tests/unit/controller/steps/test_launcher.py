@@ -58,7 +58,7 @@ async def at_once(_sizes: bool) -> None: ...
 
 
 async def launch(launcher: Launcher, attempt: Attempt) -> None:
-    files = await launcher.bring(attempt.plan, lambda _: None, allow_remote_code=False)
+    files = await launcher.fetch_files(attempt.plan, lambda _: None, allow_remote_code=False)
     await launcher.launch(attempt, files, lambda _: None, at_once, allow_remote_code=False)
 
 
@@ -146,7 +146,7 @@ async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: 
     )
     launcher = launcher_of(host, data_dir=tmp_path / "data")
     for _ in range(2):
-        launcher.keep_template(template.text)
+        launcher.store_template(template.text)
         await launch(launcher, start)
     spec, templates = host.started[1], tmp_path / "data" / "chat-templates"
     assert spec.mounts == tuple(
@@ -173,7 +173,7 @@ async def test_the_chat_template_is_below_the_folder_of_engines(
     launcher = launcher_of(
         host, data_dir=tmp_path / "data", models_dir=models, models_source="fitserve-models"
     )
-    launcher.keep_template(template.text)
+    launcher.store_template(template.text)
     await launch(launcher, start)
     (spec,) = host.started
     assert spec.mounts == (Mount(source="fitserve-models", target=str(models)),)

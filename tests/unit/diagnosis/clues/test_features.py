@@ -123,7 +123,7 @@ def test_a_key_of_a_flag_has_a_first_version() -> None:
     switch = FeatureSwitch(setting="--frob-config.fuse=false", first_version="0.26.0")
     for version, is_taken in (("0.25.1", False), ("0.26.0", True), ("0.33.0", True)):
         settings = VersionSettings(version, {"frob-config": {}}, frozenset())
-        assert settings.takes(switch, StartOptions()) is is_taken
+        assert settings.has_effective_switch(switch, StartOptions()) is is_taken
 
 
 def test_a_switch_that_the_start_has_is_not_named_again() -> None:
@@ -213,7 +213,7 @@ def test_the_innermost_part_is_meant_and_one_beside_the_model_before_it() -> Non
     flags: dict[str, dict[str, Any]] = {"kernel": {}, "drafter": {}}
     frames = ("vllm/spec/draft.py:run", "vllm/model.py:run", "vllm/kernel.py:run")
     assert locate(*frames, rows=(drafter, kernel), flags=flags)["feature"] == "kernel"
-    standalone = drafter.evolve(standalone=True)
+    standalone = drafter.evolve(is_standalone=True)
     assert locate(*frames, rows=(kernel, standalone), flags=flags)["feature"] == "drafter"
 
 
@@ -256,7 +256,8 @@ def test_some_described_version_takes_each_switch_of_a_row(feature: Feature) -> 
     ]
     for switch in feature.switches:
         assert any(
-            settings.takes(switch, StartOptions()) or settings.may_omit(switch, StartOptions())
+            settings.has_effective_switch(switch, StartOptions())
+            or settings.may_omit(switch, StartOptions())
             for settings in versions
             if settings
         ), switch.setting

@@ -1,6 +1,6 @@
 """Facts of memory beside the budget, and of starts that others disturbed."""
 
-from gateway.diagnosis.facts.learn import excuse, learn, prove_success
+from gateway.diagnosis.facts.learn import drop_disturbed_proof, learn, prove_success
 from gateway.domain import Attempt, Failure
 from gateway.domain.units import GIB
 from gateway.profiles.profiles import Profiles
@@ -12,7 +12,7 @@ OOM = Failure(
     kind="gpu_oom",
     phase="load",
     message="no memory",
-    proves="memory",
+    proven_subject="memory",
     culprit={"process_bytes": GIB, "tried_bytes": GIB},
 )
 
@@ -52,12 +52,12 @@ def test_memory_that_nvml_reads_beside_the_share_is_left_free_by_the_next_plan()
 
 def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_nothing_of_memory() -> None:
     starts, serves = attempt(), attempt(state="ready", ready_at=1.0)
-    assert learn(starts, excuse(starts, OOM, ""), 2.0)
-    assert not learn(starts, excuse(starts, OOM, "b came to its end"), 2.0)
-    assert not learn(serves, excuse(serves, OOM, "b came to its end"), 2.0)
-    kernel = OOM.evolve(kind="kernel_runtime", proves="plan", culprit={})
-    assert learn(serves, excuse(serves, kernel, "b came to its end"), 2.0)
-    assert not learn(starts, excuse(starts, kernel, "b came to its end"), 2.0)
+    assert learn(starts, drop_disturbed_proof(starts, OOM, ""), 2.0)
+    assert not learn(starts, drop_disturbed_proof(starts, OOM, "b came to its end"), 2.0)
+    assert not learn(serves, drop_disturbed_proof(serves, OOM, "b came to its end"), 2.0)
+    kernel = OOM.evolve(kind="kernel_runtime", proven_subject="plan", culprit={})
+    assert learn(serves, drop_disturbed_proof(serves, kernel, "b came to its end"), 2.0)
+    assert not learn(starts, drop_disturbed_proof(starts, kernel, "b came to its end"), 2.0)
 
 
 def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_again() -> None:
@@ -89,7 +89,7 @@ def test_a_learned_fact_quotes_the_engine_without_the_time() -> None:
         for pid in (13, 35)
     ]
     failures = [
-        Failure(kind="unknown", phase="load", message="it ended", proves="plan", line=line)
+        Failure(kind="unknown", phase="load", message="it ended", proven_subject="plan", line=line)
         for line in lines
     ]
     assert {fact.source for failure in failures for fact in learn(attempt(), failure, 2.0)} == {

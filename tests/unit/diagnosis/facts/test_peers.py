@@ -23,7 +23,7 @@ HANG = Failure(
     kind="hang",
     phase="serving",
     message="The engine gave no token for 60 seconds.",
-    proves="nothing",
+    proven_subject="nothing",
 )
 SILENT = Failure(
     kind="start_timeout",
@@ -166,8 +166,8 @@ def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:
 def test_a_start_that_falls_silent_where_the_ranks_meet_is_about_the_peers() -> None:
     plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     two, lone_attempt = attempt(1, plan=plan), attempt(1)
-    assert judge(two, SILENT, (), 1.0).proves == "peers"
-    assert judge(lone_attempt, SILENT, (), 1.0).proves == "plan"
+    assert judge(two, SILENT, (), 1.0).proven_subject == "peers"
+    assert judge(lone_attempt, SILENT, (), 1.0).proven_subject == "plan"
     assert judge(
         two,
         SILENT.evolve(line="INFO [default_loader.py:385] Loading weights took 9.31 seconds"),

@@ -24,7 +24,7 @@ def test_the_returned_memory_shows_whether_sleep_works(share: float, kind: str) 
     fact = result_fact(ONE, {"GPU-0": int(share * expected_bytes(PLAN))}, 7.0)
     assert (fact.kind, fact.attempt, fact.at) == (kind, 3, 7.0)
     assert set(fact.scope) == {"engine", "device"}
-    assert fact.under == PLAN.under
+    assert fact.software == PLAN.software
 
 
 def test_the_gpu_with_the_least_freed_memory_decides_and_no_reading_frees_nothing() -> None:

@@ -17,20 +17,20 @@ def test_a_sound_engine_stays_far_below_its_limit(hardware: str) -> None:
     plans = make_decision(hardware, model=published_model("llama-3.2-1b")).plans
     assert plans
     for sound_plan in plans:
-        ranks = resources.ranks(sound_plan)
+        ranks = resources.rank_count(sound_plan)
         prediction = ranks * (sound_plan.memory.high + sound_plan.memory.kv_bytes)
         assert (
-            resources.memory(sound_plan)
+            resources.ram_limit_bytes(sound_plan)
             >= prediction + ranks * sound_plan.memory.weights_bytes + 16 * GIB + 8 * GIB * ranks
         )
-        assert resources.pids(sound_plan) >= 4096 * (ranks + 3)
+        assert resources.process_limit(sound_plan) >= 4096 * (ranks + 3)
 
 
 def test_more_ranks_get_more() -> None:
     single_plan, two = plan("3090"), plan("2x3090", tensor_parallel=2)
-    assert (resources.ranks(single_plan), resources.ranks(two)) == (1, 2)
-    assert resources.pids(two) > resources.pids(single_plan)
-    assert resources.shared_memory(two) > resources.shared_memory(single_plan)
+    assert (resources.rank_count(single_plan), resources.rank_count(two)) == (1, 2)
+    assert resources.process_limit(two) > resources.process_limit(single_plan)
+    assert resources.shm_bytes(two) > resources.shm_bytes(single_plan)
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_more_ranks_get_more() -> None:
     ],
 )
 def test_ram_that_a_plan_does_not_know_is_left_to_the_machine(flag: str) -> None:
-    assert resources.memory(plan().evolve(argv=(*plan().argv, flag))) == MAX_BYTES
+    assert resources.ram_limit_bytes(plan().evolve(argv=(*plan().argv, flag))) == MAX_BYTES
 
 
 def test_a_model_on_a_cpu_has_its_memory_in_ram_alone() -> None:
     cpu_plan = plan("cpu", model=published_model("llama-3.2-1b"))
-    assert resources.memory(cpu_plan) < 8 * machine("cpu").ram_total_bytes
+    assert resources.ram_limit_bytes(cpu_plan) < 8 * machine("cpu").ram_total_bytes
 
 
 def test_only_a_container_gets_folders_to_write() -> None:
@@ -65,23 +65,23 @@ def test_only_a_container_gets_folders_to_write() -> None:
             port=1,
         )
         assert new_launch_spec.scratch == folders
-        assert new_launch_spec.memory_bytes == resources.memory(plan())
-        assert new_launch_spec.pids == resources.pids(plan())
+        assert new_launch_spec.memory_bytes == resources.ram_limit_bytes(plan())
+        assert new_launch_spec.pids == resources.process_limit(plan())
 
 
 def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() -> None:
     first_plan = plan("2x3090")
     second = plan("2x3090").evolve(model=plan().model.evolve(source="/models/other"))
     caching = engine(caches={"VLLM_CACHE_ROOT": "vllm"})
-    assert resources.cache(first_plan, engine(), remote_code=False) == ""
-    assert resources.cache(first_plan, caching, remote_code=False) == resources.cache(
-        second, caching, remote_code=False
-    )
+    assert resources.compile_cache_name(first_plan, engine(), remote_code=False) == ""
+    assert resources.compile_cache_name(
+        first_plan, caching, remote_code=False
+    ) == resources.compile_cache_name(second, caching, remote_code=False)
     other_flags = {
-        resources.cache(first_plan, caching, remote_code=False),
-        resources.cache(first_plan, caching, remote_code=True),
-        resources.cache(second, caching, remote_code=True),
-        resources.cache(plan("8xh100"), caching, remote_code=False),
+        resources.compile_cache_name(first_plan, caching, remote_code=False),
+        resources.compile_cache_name(first_plan, caching, remote_code=True),
+        resources.compile_cache_name(second, caching, remote_code=True),
+        resources.compile_cache_name(plan("8xh100"), caching, remote_code=False),
     }
     assert len(other_flags) == 4
 
@@ -89,7 +89,7 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
 def test_the_page_cache_leaves_memory_of_programs_and_engine() -> None:
     single_plan, two = plan("3090"), plan("2x3090", tensor_parallel=2)
     hardware = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
-    free_ram = resources.free_ram_beside(64 * GIB)
+    free_ram = resources.reserved_ram_bytes(64 * GIB)
     assert resources.page_cache_bytes(single_plan, hardware) == 40 * GIB - free_ram - 2 * GIB
     assert resources.page_cache_bytes(two, hardware) == 40 * GIB - free_ram - 4 * GIB
     assert (

@@ -13,7 +13,7 @@ from gateway.engines.common.sleep_mode import choose_sleep_mode
 from tests.support.makers import GIB, attempt, engine, plan
 
 PLAN = plan("3090")
-SLEEPS = engine(flags={"enable-sleep-mode": Flag(type="bool")}, sleeps=True)
+SLEEPS = engine(flags={"enable-sleep-mode": Flag(type="bool")}, has_sleep_mode=True)
 LEAVES = "it does not stay loaded for ever"
 
 
@@ -45,7 +45,7 @@ FAILED = KnownFacts([failure_fact(attempt(plan=PLAN), "did not wake up", 1.0)])
     [
         ({"leaves": ""}, "never has to leave"),
         ({"engine": SLEEPS.evolve(device="cpu"), "leaves": ""}, "no engine on a CPU sleeps"),
-        ({"engine": SLEEPS.evolve(sleeps=False)}, "no sleep mode"),
+        ({"engine": SLEEPS.evolve(has_sleep_mode=False)}, "no sleep mode"),
         ({"engine": SLEEPS.evolve(flags={})}, "no sleep mode"),
         ({"args": {"cpu-offload-gb": 4}}, "--cpu-offload-gb"),
         ({"adapters": True}, "LoRA adapters"),

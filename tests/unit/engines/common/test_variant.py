@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, Engine, Plan, Scalar, Wish
-from gateway.engines.common.variant import Layouts, Variant, plain
+from gateway.engines.common.variant import Layouts, Variant, plain_variants
 from gateway.planner.command import check_command
 from gateway.planner.parallel import sufficient_ranks
 from gateway.profiles.profiles import Profiles
@@ -37,7 +37,7 @@ V3 = published_model("deepseek-v3", quantization_config=FP8)
 
 def sizes(layouts: Layouts, args: dict[str, Scalar] | None = None, **fields: Any) -> list[Any]:
     """Ranks and groups of each variant, and whether its experts are whole."""
-    variants = plain(ENGINE, layouts, args or {}, wish(**fields))
+    variants = plain_variants(ENGINE, layouts, args or {}, wish(**fields))
     return [(variant.tp, variant.dp, variant.ep) for variant in variants]
 
 
@@ -45,7 +45,7 @@ def make_decision(spec: Any, machine: str, *refs: str, **fields: Any) -> Decisio
     parsed_wish = Wish.model_validate({"name": "m", "source": "m", **fields})
     engines = [ENGINES[ref] for ref in refs or (VLLM_REF,)]
     hardware = PROFILES.hardware(machine)
-    options = {"pace": PROFILES.pace, "gpus": PROFILES.gpus}
+    options = {"speed_knowledge": PROFILES.pace, "gpus": PROFILES.gpus}
     return decide(spec, hardware, engines, parsed_wish, PROFILES.facts, rules=RULES, **options)
 
 
@@ -60,8 +60,8 @@ def test_every_size_of_the_machine_is_tried_without_a_wish() -> None:
     assert sizes(Layouts(4)) == [(size, 1, False) for size in (1, 2, 3, 4)]
     assert [tp for tp, _, _ in sizes(Layouts(100))] == [1, 2, 3, 4, 5, 6, 7, 8]
     # One variant exists without GPUs too, and a gate refuses it with a reason.
-    assert plain(ENGINE, Layouts(0), {}, wish()) == (Variant(),)
-    assert plain(engine("cpu"), Layouts(0), {}, wish()) == (Variant(),)
+    assert plain_variants(ENGINE, Layouts(0), {}, wish()) == (Variant(),)
+    assert plain_variants(engine("cpu"), Layouts(0), {}, wish()) == (Variant(),)
 
 
 def test_the_users_settings_are_in_every_variant() -> None:
@@ -71,7 +71,7 @@ def test_the_users_settings_are_in_every_variant() -> None:
         "quantization": "fp8",
     }
     more: dict[str, Scalar] = {**args, "moe-backend": "triton", "linear-backend": "auto"}
-    variants = plain(ENGINE, Layouts(8), more, wish())
+    variants = plain_variants(ENGINE, Layouts(8), more, wish())
     assert [variant.tp for variant in variants] == [1, 2, 3, 4]
     assert {
         (variant.pp, variant.kv_dtype, variant.quantization, variant.backends)

@@ -52,7 +52,7 @@ def test_answers_belong_to_their_questions_and_say_where_they_are_from() -> None
     answers = read_answers(
         [line(model=0, question=0, refused="ValueError: no"), line(done=True)], [ONE], "sha256:1"
     )
-    assert answers[ONE].refused == "ValueError: no"
+    assert answers[ONE].refusal_text == "ValueError: no"
     assert answers[ONE].source == "sha256:1"
 
 

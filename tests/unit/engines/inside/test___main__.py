@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.inside.__main__ import ask
+from gateway.engines.inside.__main__ import answer_questions
 from gateway.engines.inside.meta import StandIn
 from gateway.engines.sglang.inside.model import resolve_argument
 
@@ -20,7 +20,7 @@ MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
 def run_program(answer_of: Any) -> dict[str, Any]:
     out = io.StringIO()
     package = "gateway.engines.vllm.inside"
-    ask(SimpleNamespace(answer_of=answer_of, __package__=package), out, 0, MODEL)
+    answer_questions(SimpleNamespace(answer_of=answer_of, __package__=package), out, 0, MODEL)
     document: dict[str, Any] = json.loads(out.getvalue())
     return document
 

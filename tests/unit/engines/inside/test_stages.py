@@ -17,7 +17,7 @@ from gateway.engines.inside.__main__ import error_text
 from gateway.engines.inside.meta import Group
 from gateway.engines.inside.stages import Start
 from gateway.engines.inside.stubs import Anything
-from gateway.engines.vllm.inside.start import hear
+from gateway.engines.vllm.inside.start import rehearse_transcription
 
 _SOURCE = """
 def says_no():
@@ -246,7 +246,7 @@ def test_a_model_that_transcribes_is_refused_where_sound_cannot_be_read(
     monkeypatch.setitem(sys.modules, "vllm.multimodal.media.audio", reading)
     start = Start("vllm", error_text)
     model = SimpleNamespace(registry=_Registry(transcribes), architectures=["WhisperModel"])
-    hear(start, model)
+    rehearse_transcription(start, model)
     assert refused_package in start.refusal
     assert bool(start.refusal) is bool(refused_package)
     assert start.ran == (["sound"] if transcribes and not lacks else [])

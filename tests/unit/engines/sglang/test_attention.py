@@ -56,7 +56,7 @@ def rows(
 @pytest.mark.parametrize("version", SGLANG)
 def test_rules_name_flags_and_values_of_their_version(version: str) -> None:
     engine, known_rules = PROFILES.engine(f"sglang=={version}"), rules(version)
-    assert set(known_rules.unknown_with) <= set(engine.flags)
+    assert set(known_rules.unmodelled_flags) <= set(engine.flags)
     assert {*known_rules.own_backends, *known_rules.mla} <= set(engine.architectures)
     assert {*known_rules.backends, *known_rules.repairs} <= set(
         engine.flags["attention-backend"].choices or ()
@@ -101,7 +101,7 @@ def test_attention_outside_the_rules_is_unknown() -> None:
         server_rows(value_dim=64),
     ]
     assert [row.status for row in attention_rows] == ["unknown"] * len(attention_rows)
-    assert all(row.backend is None and row.refused[0].reason for row in attention_rows)
+    assert all(row.backend is None and row.refusals[0].reason for row in attention_rows)
 
 
 @pytest.mark.parametrize("version", SGLANG)
@@ -239,8 +239,8 @@ def test_triton_keeps_no_e4m3_on_gpus_without_its_compiler_support(version: str)
     attention_row = row("fp8_e4m3", "8.6")
     assert (
         attention_row.status,
-        attention_row.refused[0].kernel,
-        attention_row.refused[0].at_start,
+        attention_row.refusals[0].kernel,
+        attention_row.refusals[0].is_at_start,
     ) == (
         "none",
         "triton",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import Plan, Wish
 from gateway.engines.common.layers.build import build
-from gateway.engines.sglang.kv_cache import TokenPool, model_of
+from gateway.engines.sglang.kv_cache import TokenPool, read_traits
 from tests.support.planning import decide
 from tests.support.published import published_model
 from tests.support.token_pools import PROFILES, pool
@@ -105,22 +105,22 @@ def test_more_bytes_hold_no_fewer_tokens(
 
 
 def test_the_settings_read_towers_and_attention_of_a_model() -> None:
-    text = model_of(published_model("llama-3.1-8b"))
-    assert (text.architecture, text.mla, text.towers, text.vision) == (
+    text = read_traits(published_model("llama-3.1-8b"))
+    assert (text.architecture, text.uses_mla, text.has_towers, text.has_vision) == (
         "LlamaForCausalLM",
         False,
         False,
         False,
     )
-    assert model_of(published_model("deepseek-v3")).mla
-    seeing = model_of(published_model("gemma-3-27b"))
-    assert (seeing.towers, seeing.vision, seeing.vision_layers, seeing.vision_hidden) == (
+    assert read_traits(published_model("deepseek-v3")).uses_mla
+    seeing = read_traits(published_model("gemma-3-27b"))
+    assert (seeing.has_towers, seeing.has_vision, seeing.vision_layers, seeing.vision_hidden) == (
         True,
         True,
         27,
         1152,
     )
-    absurd = model_of(
+    absurd = read_traits(
         published_model("gemma-3-27b").evolve(
             config={"vision_config": {"num_hidden_layers": 10**9, "hidden_size": "x"}}
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import AttentionGroup
-from gateway.engines.sglang.attention import model_of
+from gateway.engines.sglang.attention import describe_model
 from gateway.engines.sglang.kv_dtype import adopted_dtype
 from gateway.engines.sglang.sparse_index import shared_indices, stored_groups
 from tests.support.published import published_model
@@ -29,7 +29,7 @@ def token_bytes(
     config: dict[str, Any] | None = None,
 ) -> int:
     rules = pool("llama-3.1-8b", version).rules
-    model = model_of((LATENT,), architecture, kv_dtype, capability, 80 * GIB)
+    model = describe_model((LATENT,), architecture, kv_dtype, capability, 80 * GIB)
     groups = stored_groups(rules, (LATENT,), model, config or {})
     element = 1 if kv_dtype.startswith("fp8") else 2
     keys = sum(group.layers * (132 if group.index_dim else 0) for group in groups)

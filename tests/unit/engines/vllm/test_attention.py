@@ -47,8 +47,7 @@ def choose(
 
 
 def reasons(choice: BackendChoice | LayerAttention) -> dict[str, str]:
-    refusals = choice.refusals if isinstance(choice, BackendChoice) else choice.refused
-    return {refusal.kernel: refusal.reason for refusal in refusals}
+    return {refusal.kernel: refusal.reason for refusal in choice.refusals}
 
 
 # --- the drafter of the third report: non-causal, heads of 256 or 512, on 8.6 ---
@@ -154,7 +153,7 @@ def test_sparse_mla_has_no_backend_on_ampere(version: str) -> None:
 def test_mla_on_blackwell_is_unknown_without_the_sizes_that_decide_it() -> None:
     layers = group("mla", 576, value_dim=512, heads=128, kv_heads=1)
     (bare,) = rows(NEWEST_VLLM, "10.0", layers)
-    assert (bare.status, bare.refused[-1].reason) == ("unknown", "qk_nope_head_dim is not known")
+    assert (bare.status, bare.refusals[-1].reason) == ("unknown", "qk_nope_head_dim is not known")
     (attention_row,) = rows(NEWEST_VLLM, "10.0", layers, config={"text_config": DEEPSEEK})
     assert (attention_row.status, attention_row.backend) == ("ok", "FLASHINFER_MLA")
     (row,) = rows(NEWEST_VLLM, "8.6", layers)  # nothing there asks for them
@@ -213,7 +212,9 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
 def test_a_forced_backend_is_the_only_candidate() -> None:
     assert choose(NEWEST_VLLM, "8.6", forced_name="FLEX_ATTENTION").backend == "FLEX_ATTENTION"
     assert choose(NEWEST_VLLM, "8.6", forced_name="auto").backend == "FLASH_ATTN"
-    choice = choose(NEWEST_VLLM, "8.6", forced_name="FLEX_ATTENTION", sinks=True, kv_dtype="fp8")
+    choice = choose(
+        NEWEST_VLLM, "8.6", forced_name="FLEX_ATTENTION", has_sinks=True, kv_dtype="fp8"
+    )
     assert choice.status == "none"
     text = (
         "takes KV cache dtype auto or float16 or bfloat16, not fp8; does not take attention sinks"
@@ -229,7 +230,7 @@ def test_attention_outside_the_rules_is_unknown() -> None:
     (row,) = rows(
         NEWEST_VLLM, "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV41ForCausalLM"
     )
-    assert (row.status, row.refused[0].reason) == (
+    assert (row.status, row.refusals[0].reason) == (
         "unknown",
         "DeepseekV41ForCausalLM brings attention backends of its own",
     )
@@ -395,7 +396,7 @@ def test_flash_attention_of_layers_with_alibi_is_version_2(version: str, capabil
 def test_flex_attention_is_refused_at_the_start_of_a_model_with_alibi(version: str) -> None:
     (row,) = rows(version, "8.0", group("full", 128, alibi=True), forced_name="FLEX_ATTENTION")
     assert row.status == "none"
-    assert row.refused[-1].at_start
+    assert row.refusals[-1].is_at_start
     (plain,) = rows(version, "8.0", group("full", 128), forced_name="FLEX_ATTENTION")
     assert plain.status == "ok"
 
@@ -406,7 +407,7 @@ def test_keys_of_an_encoder_are_asked_for_by_their_kind(version: str) -> None:
     (row,) = rows(version, "9.0", group("cross", 64))
     assert (row.kind, row.backend) == ("cross", "FLASH_ATTN")
     (attention_row,) = rows(version, "9.0", group("cross", 64), forced_name="FLEX_ATTENTION")
-    assert "encoder-decoder" in attention_row.refused[0].reason
+    assert "encoder-decoder" in attention_row.refusals[0].reason
 
 
 def test_recurrent_layers_of_some_architectures_bring_their_own_backend() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import AttentionGroup, Recurrent
-from gateway.engines.vllm.kv_cache import cache, state_bytes
+from gateway.engines.vllm.kv_cache import plan_cache_layout, state_bytes
 from gateway.models.rank import Rank
 from tests.conformance.kv_questions import LENGTHS
 from tests.support.cached_models import MODELS, full, recurrent, sliding
@@ -27,7 +27,7 @@ READ = [
 @pytest.mark.parametrize("name", READ)
 def test_the_cache_of_a_read_config_is_that_of_the_known_model(name: str) -> None:
     read, config_cache = (
-        cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
+        plan_cache_layout(attention, Rank(tp=2, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
         for attention in (published_model(name).attention, MODELS[name])
     )
     assert read.bytes_per_token == config_cache.bytes_per_token
@@ -37,12 +37,12 @@ def test_the_cache_of_a_read_config_is_that_of_the_known_model(name: str) -> Non
 
 
 def test_a_state_is_kept_before_the_first_token() -> None:
-    kv_cache = cache(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
+    kv_cache = plan_cache_layout(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
     assert (kv_cache.block_tokens, kv_cache.block_bytes) == (544, 10 * 1114112)
     assert kv_cache.state_bytes == 3 * kv_cache.block_bytes
     assert kv_cache.bytes_per_token * 544 == kv_cache.block_bytes
     assert kv_cache.bytes_for(1, 2048) == kv_cache.state_bytes + kv_cache.block_bytes
-    lone_cache = cache(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
+    lone_cache = plan_cache_layout(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
     assert (lone_cache.bytes_per_token, lone_cache.bytes_for(100000, 2048)) == (0, 30 * 1097728)
 
 
@@ -69,13 +69,15 @@ def test_a_convolution_has_groups_enough_for_every_rank() -> None:
 def test_a_cache_may_keep_a_scale_for_each_head(model: str, dtype: str, sizes: list[int]) -> None:
     """The bytes of requests of 1, 1000 and 8192 tokens are the answers of vLLM 0.33.0 itself for
     compute capability 9.0."""
-    kv_cache = cache(MODELS[model], Rank(kv_dtype=dtype, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
+    kv_cache = plan_cache_layout(
+        MODELS[model], Rank(kv_dtype=dtype, capability="9.0"), 16, TRAITS[NEWEST_VLLM]
+    )
     assert [kv_cache.bytes_for(length, 2048) for length in LENGTHS[:3]] == sizes
 
 
 def test_more_stages_have_more_batches_in_flight() -> None:
     single_stage, three = (
-        cache(
+        plan_cache_layout(
             MODELS["mistral-7b-v0.1"],
             Rank(pp=pp, capability="9.0"),
             16,
@@ -88,14 +90,18 @@ def test_more_stages_have_more_batches_in_flight() -> None:
 
 def test_pages_that_do_not_divide_are_padded_or_refused() -> None:
     groups = (full(4, 1, 192), sliding(4, 1, 128, 512))
-    padded_cache = cache(groups, Rank(capability="9.0"), 16, ("pages_are_padded",))
+    padded_cache = plan_cache_layout(groups, Rank(capability="9.0"), 16, ("pages_are_padded",))
     assert (padded_cache.refusal, padded_cache.block_bytes) == (None, 4 * 16 * 2 * 192 * 2)
-    assert "do not divide" in (cache(groups, Rank(capability="9.0"), 16, ()).refusal or "")
+    assert "do not divide" in (
+        plan_cache_layout(groups, Rank(capability="9.0"), 16, ()).refusal or ""
+    )
 
 
 def test_towers_and_encoders_keep_nothing() -> None:
     tower = full(27, 16, 72, causal=False).evolve(kind="vision")
-    kv_cache = cache([tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ())
+    kv_cache = plan_cache_layout(
+        [tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ()
+    )
     assert (
         kv_cache.bytes_per_token,
         kv_cache.bytes_for(512, 2048),
@@ -106,8 +112,8 @@ def test_towers_and_encoders_keep_nothing() -> None:
         512,
     )
     assert kv_cache.requests(0, 512, 2048) == math.inf
-    seen_cache = cache([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
-    assert seen_cache == cache(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
+    seen_cache = plan_cache_layout([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
+    assert seen_cache == plan_cache_layout(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
 
 
 SIZES = st.integers(0, 300) | st.sampled_from([2**31, 10**12])
@@ -141,8 +147,12 @@ def test_no_model_breaks_the_arithmetic(
     kv: int,
     limit: int,
 ) -> None:
-    kv_cache = cache(
-        groups, Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"), 16, traits, prefixes=prefixes
+    kv_cache = plan_cache_layout(
+        groups,
+        Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"),
+        16,
+        traits,
+        caches_prefixes=prefixes,
     )
     longest = kv_cache.largest(kv, 2048, limit)
     assert 0 <= longest <= limit
@@ -155,7 +165,9 @@ def test_no_model_breaks_the_arithmetic(
 def test_keys_of_an_encoder_are_kept_for_a_batch_of_any_length() -> None:
     """Whisper tiny on one rank, as vLLM plans it: one group of each kind."""
     decoder = full(4, 6, 64)
-    kept_cache = cache((decoder, decoder.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM])
+    kept_cache = plan_cache_layout(
+        (decoder, decoder.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM]
+    )
     assert kept_cache.block_bytes == 98304
     assert kept_cache.bytes_per_token == 98304 // 16
     short, long = (kept_cache.blocks_for(length, 1500) for length in (16, 448))
@@ -164,8 +176,8 @@ def test_keys_of_an_encoder_are_kept_for_a_batch_of_any_length() -> None:
 
 def test_an_indexer_beside_keys_and_values_keeps_keys_of_its_own() -> None:
     """MiniMax M3: FullAttentionSpec, and MLAAttentionSpec of its indexer's keys in 16 bits."""
-    plain = cache((full(4, 4, 128),), Rank(), 128, TRAITS[NEWEST_VLLM])
-    sparse = cache((full(4, 4, 128, index_dim=128),), Rank(), 128, TRAITS[NEWEST_VLLM])
+    plain = plan_cache_layout((full(4, 4, 128),), Rank(), 128, TRAITS[NEWEST_VLLM])
+    sparse = plan_cache_layout((full(4, 4, 128, index_dim=128),), Rank(), 128, TRAITS[NEWEST_VLLM])
     assert sparse.bytes_per_token - plain.bytes_per_token == 4 * 128 * 2
 
 
@@ -174,11 +186,11 @@ def test_each_drafted_token_takes_a_state_of_a_request() -> None:
     # 841,541 tokens in blocks of 1,568 (vLLM 0.25.1, github.com/noonghunna/club-3090 issue 849).
     attention = (full(17, 4, 256), recurrent(48, "gdn", 48, 128, 128, 16, dtype="float32"))
     rank = Rank(tp=2, kv_dtype="fp8", capability="12.0")
-    drafting = cache(attention, rank, 16, TRAITS["0.26.0"], drafts=3)
+    drafting = plan_cache_layout(attention, rank, 16, TRAITS["0.26.0"], drafts=3)
     pool = int(14.68 * 1024**3)
     assert drafting.block_tokens == 1568
     assert drafting.requests(pool, 262144, 8192) * 262144 == pytest.approx(841_541, rel=0.005)
-    plain = cache(attention, rank, 16, TRAITS["0.26.0"])
+    plain = plan_cache_layout(attention, rank, 16, TRAITS["0.26.0"])
     states = plain.tables[1].count
     assert drafting.blocks_for(1000, 8192) == plain.blocks_for(1000, 8192) + 3 * states
     assert drafting.state_bytes == plain.state_bytes + 3 * states * plain.block_bytes
@@ -187,8 +199,8 @@ def test_each_drafted_token_takes_a_state_of_a_request() -> None:
 def test_a_state_for_every_block_has_further_ones_for_drafted_tokens() -> None:
     attention = (full(4, 8, 128), recurrent(8, "mamba2", 64, 64, 128, 8))
     traits = {"states_at_every_block"}
-    plain = cache(attention, Rank(), 16, traits, prefixes=True)
-    drafting = cache(attention, Rank(), 16, traits, prefixes=True, drafts=2)
+    plain = plan_cache_layout(attention, Rank(), 16, traits, caches_prefixes=True)
+    drafting = plan_cache_layout(attention, Rank(), 16, traits, caches_prefixes=True, drafts=2)
     states = sum(table.count for table in plain.tables if table.kind == "state")
     assert states
     assert drafting.blocks_for(5000, 2048) == plain.blocks_for(5000, 2048) + 2 * states

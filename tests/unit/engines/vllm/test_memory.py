@@ -20,12 +20,12 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.planning_input import driver_bytes
-from gateway.engines.vllm.kv_cache import Cache, cache
+from gateway.engines.vllm.kv_cache import CacheLayout, plan_cache_layout
 from gateway.engines.vllm.memory import (
     activation_bytes,
     graph_sizes,
-    memory,
-    runner_of,
+    rank_memory,
+    runner_bytes,
 )
 from gateway.errors import BadModel
 from gateway.models.rank import Rank
@@ -111,7 +111,7 @@ def test_the_engine_took_the_runner_and_the_backends_that_were_foreseen(name: st
     row, plan = MEASURED[name], best_plan(name)
     task: Any = "embed" if row["base"] in _EMBEDS else None
     spec = model_from_config(case(row["base"], row["quant"]), task=task)
-    assert runner_of(spec, build(spec), TRAITS["0.26.0"]) == row["runner"]
+    assert runner_bytes(spec, build(spec), TRAITS["0.26.0"]) == row["runner"]
     assert row["backend"] in {row.backend for row in plan.attention}
     assert set(row.get("kernels", ())) <= {kernel.kernel for kernel in plan.kernels}
 
@@ -124,8 +124,10 @@ def test_cuda_has_less_than_nvml_says() -> None:
     assert driver_bytes(PROFILES.hardware("gb10").gpus[0]) == 0
 
 
-def cache_of(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> Cache:
-    return cache(built.attention, Rank(tp=tp, dtype=dtype, capability="8.6"), 16, frozenset())
+def cache_of(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> CacheLayout:
+    return plan_cache_layout(
+        built.attention, Rank(tp=tp, dtype=dtype, capability="8.6"), 16, frozenset()
+    )
 
 
 def memory_of(
@@ -133,7 +135,7 @@ def memory_of(
 ) -> Memory:
     model = build(spec)
     load = Workload(device, Rank(tp=tp), 2048, 256, graphs=True)
-    return memory(
+    return rank_memory(
         spec, model, cache_of(model, tp), load,
         weights_bytes=weights_bytes(model, Rank(tp=tp)) or 0,
         device_bytes=24 * GIB, budget_bytes=budget, **more,
@@ -192,12 +194,12 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     )
     model = build(spec)
     assert not model.is_known
-    narrow = memory(
+    narrow = rank_memory(
         spec, BuiltModel((), model.other_tensors, model.attention), cache_of(model, 1),
         Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
-    wide = memory(
+    wide = rank_memory(
         spec, model, cache_of(model, 1), Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
@@ -247,7 +249,7 @@ def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
             Rank(tp=tp, capability=capability),
             **{"batched_tokens": 8192, "seqs": 256, "graphs": True, **changes},
         )
-        size = memory(
+        size = rank_memory(
             spec,
             model,
             cache_of(model, tp),
@@ -280,7 +282,7 @@ def test_few_requests_have_few_sizes_of_graphs() -> None:
 
     def graphs(seqs: int) -> int:
         load = Workload("cuda", Rank(), 2048, seqs, graphs=True, runner=2)
-        return memory(
+        return rank_memory(
             spec,
             model,
             cache_of(model, 1),
@@ -313,7 +315,7 @@ def test_each_version_has_its_own_models_of_the_second_runner(
     version: str, name: str, runner: int
 ) -> None:
     spec = published_model(name, "embed" if name in _EMBEDS else None)
-    assert runner_of(spec, build(spec), PROFILES.engine(f"vllm=={version}").traits) == runner
+    assert runner_bytes(spec, build(spec), PROFILES.engine(f"vllm=={version}").traits) == runner
 
 
 def memory_on_card(name: str, version: str, **args: Any) -> Memory:

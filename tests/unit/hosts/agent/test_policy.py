@@ -111,7 +111,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
         {"mounts": (Mount(source="/", target="/models"),)},
         "mount fitserve-models at /models, read-only",
     ),
-    ({"mounts": (SHARED.evolve(read_only=False),)}, "read-only, and nothing else"),
+    ({"mounts": (SHARED.evolve(is_read_only=False),)}, "read-only, and nothing else"),
     ({"mounts": (SHARED, SHARED.evolve(target="/x"))}, "and nothing else"),
     (
         {"nodes": (NodeLaunch(node="a", argv=(), env={}, gpus=()),)},

@@ -54,7 +54,7 @@ class MemoryNode(NodeHost):
 
 
 async def bring(target: NodeHost, *nodes: NodeHost) -> None:
-    await WeightsCopies().bring(target, nodes, WANTED, lambda _: None)
+    await WeightsCopies().copy(target, nodes, WANTED, lambda _: None)
 
 
 @pytest.mark.parametrize("error", [OLDER, AWAY])
@@ -93,11 +93,11 @@ async def test_whole_weights_wait_for_no_other_copy(anyio_backend: str) -> None:
     target, source = MemoryNode("one", OTHER.repo), MemoryNode("two", REPO)
     copies = WeightsCopies()
     target.comparison.clear()
-    copying = asyncio.ensure_future(copies.bring(target, [source], WANTED, lambda _: None))
+    copying = asyncio.ensure_future(copies.copy(target, [source], WANTED, lambda _: None))
     async with asyncio.timeout(hang_s()):
         while not target.has_compared():
             await asyncio.sleep(0)
-        await copies.bring(target, [source], OTHER, lambda _: None)
+        await copies.copy(target, [source], OTHER, lambda _: None)
     assert not copying.done()
     target.comparison.set()
     await copying

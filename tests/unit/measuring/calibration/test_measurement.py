@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.common.speed.gpu_measurements import Measured
+from gateway.engines.common.speed.gpu_measurements import MachineMeasurements
 from gateway.errors import HostError
 from gateway.measuring.calibration.gpu_set import GpuSet, gpu_sets
-from gateway.measuring.calibration.measurement import document, facts_of, read_measurement
+from gateway.measuring.calibration.measurement import build_facts, document, read_measurement
 from tests.support.makers import machine
 
 HARDWARE = machine("8xh100")
@@ -71,10 +71,10 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
         measurement_row("all_reduce", [0, 1], 400e-6, bytes=1 << 26),
     )
     measurement = read_measurement([output_line(*numbers)], 2)
-    facts, problems = facts_of(measurement, TWO, "vllm==0.26.0", "580.1", 1.8e9)
+    facts, problems = build_facts(measurement, TWO, "vllm==0.26.0", "580.1", 1.8e9)
     assert problems == []
     assert facts[0].scope == {"what": "memory", "gpus": TWO.gpus[0].uuid}
-    assert (facts[0].value, facts[0].under, facts[0].grade) == (
+    assert (facts[0].value, facts[0].software, facts[0].grade) == (
         4_100_000_000_000,
         {"driver": "580.1"},
         "verified",
@@ -85,7 +85,7 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
         "16384",
         "18 NVLinks",
     )
-    measurements = Measured(facts)
+    measurements = MachineMeasurements(facts)
     memory = measurements.number(TWO.gpus[0], "memory")
     reduce = measurements.all_reduce(TWO.gpus, TWO.links)
     assert memory is not None
@@ -106,7 +106,7 @@ def test_a_measurement_that_varies_is_not_kept_and_short_times_may_vary_more() -
         ],
         2,
     )
-    facts, problems = facts_of(measurement, TWO, "x", None, 0.0)
+    facts, problems = build_facts(measurement, TWO, "x", None, 0.0)
     assert [(fact.scope["what"], fact.scope["gpus"]) for fact in facts] == [
         ("launch", TWO.gpus[1].uuid)
     ]
@@ -118,13 +118,13 @@ def test_the_last_time_of_an_all_reduce_timed_twice_counts() -> None:
         measurement_row("all_reduce", [0, 1], 30e-6, bytes=16384),
         measurement_row("all_reduce", [0, 1], 12e-6, bytes=16384),
     )
-    facts, _ = facts_of(read_measurement([output_line(*twice)], 2), TWO, "x", None, 0.0)
+    facts, _ = build_facts(read_measurement([output_line(*twice)], 2), TWO, "x", None, 0.0)
     assert [fact.value for fact in facts] == [12000]
 
 
 @pytest.mark.parametrize(("can", "kinds"), [(1.0, ["peers_fail"]), (0.0, [])])
 def test_broken_p2p_is_used_by_no_engine(can: float, kinds: list[str]) -> None:
-    facts, _ = facts_of(
+    facts, _ = build_facts(
         read_measurement([output_line(measurement_row("peer_broken", [0, 1], can, 0.0))], 2),
         TWO,
         "x",

@@ -28,14 +28,14 @@ def test_a_gain_that_a_second_measurement_takes_back_is_not_proposed(
     ratio: float, best: int, worths: list[float | None]
 ) -> None:
     trials = (
-        TriedPlan(change="the served plan", worth=1.0),
+        TriedPlan(change="the served plan", relative_score=1.0),
         TriedPlan(change="it ended", problem="no memory"),
-        TriedPlan(change="4,096 tokens in a batch", worth=1.2),
+        TriedPlan(change="4,096 tokens in a batch", relative_score=1.2),
     )
     report = TuningReport(
         model="m", state="running", seconds=900.0, tried=trials, best=2, wish=wish()
     )
     new = rebase(report, SPEED, ratio)
-    assert [trial.worth for trial in new.tried] == worths
+    assert [trial.relative_score for trial in new.tried] == worths
     assert new.tried[0].speed == SPEED
     assert (new.best, new.wish is not None) == (best, best == 2)

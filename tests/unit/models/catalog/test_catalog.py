@@ -17,11 +17,11 @@ from gateway.domain import ModelSpec
 from gateway.errors import BadModel, NeedsRemoteCode
 from gateway.models.catalog.catalog import (
     CheckpointFiles,
+    build_spec,
     check_weights,
     gather,
     load,
     load_drafter,
-    spec_of,
 )
 from gateway.models.catalog.hub import Hub
 from gateway.models.tensor import Tensor
@@ -206,7 +206,7 @@ def test_a_model_without_weights_is_started_only_where_its_engine_reads_none_her
     tmp_path: Path, load_format: str, needs_weights: bool
 ) -> None:
     write(tmp_path, {"config.json": json.dumps(CONFIG).encode()})
-    without = spec_of(facts(tmp_path))
+    without = build_spec(facts(tmp_path))
     if needs_weights:
         with pytest.raises(BadModel, match=f"There are no weights in {tmp_path}") as error:
             check_weights(without, load_format)
@@ -214,7 +214,7 @@ def test_a_model_without_weights_is_started_only_where_its_engine_reads_none_her
     else:
         check_weights(without, load_format)
     write(tmp_path, model())
-    check_weights(spec_of(facts(tmp_path)), load_format)
+    check_weights(build_spec(facts(tmp_path)), load_format)
 
 
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

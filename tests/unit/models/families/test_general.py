@@ -17,8 +17,8 @@ from gateway.errors import FitserveError
 from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
-from gateway.models.families.registry import add_defaults, blueprint_of
-from gateway.models.families.text_config import text_of
+from gateway.models.families.registry import add_defaults, build_blueprint
+from gateway.models.families.text_config import read_text_config
 from gateway.models.tensor import Tensor
 from gateway.planner.engine_answers import open_questions
 from gateway.profiles.profiles import Profiles
@@ -65,7 +65,7 @@ OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 
 def guess(fields: dict[str, Any]) -> Blueprint:
     top = Fields(fields, "m")
-    text = general.decoder(add_defaults(text_of(top).fields), "model")
+    text = general.decoder(add_defaults(read_text_config(top).fields), "model")
     around = general.towers(top)
     return Blueprint(
         text.linears,
@@ -93,7 +93,7 @@ def attention_rows(plan: Blueprint) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
 def test_names_of_fields_give_the_shapes_of_the_familys_own_reader(name: str) -> None:
-    blueprint, guess_of_model = blueprint_of(config(name), "m"), guess(config(name))
+    blueprint, guess_of_model = build_blueprint(config(name), "m"), guess(config(name))
     assert elements(guess_of_model) == pytest.approx(
         elements(blueprint), rel=APART.get(name, 0.007)
     )
@@ -198,7 +198,9 @@ def list_questions(decision: Decision) -> list[Question]:
 
 SAID = EngineAnswer(
     weights=5 * 10**9,
-    kv=AskedCache(block_bytes=2**20, aside=1, needed=((16, 2**20), (16384, 2**30), (32768, 2**31))),
+    kv=AskedCache(
+        block_bytes=2**20, reserved_blocks=1, needed=((16, 2**20), (16384, 2**30), (32768, 2**31))
+    ),
     source="sha256:0123",
 )
 
@@ -231,7 +233,7 @@ def test_a_guess_that_does_not_fit_is_asked_about_before_it_is_believed() -> Non
     questions = list_questions(decision)
     assert questions
     assert make_decision(large, {questions[0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
-    words = EngineAnswer(refused="ValueError: no such layers", source="sha256:0123")
+    words = EngineAnswer(refusal_text="ValueError: no such layers", source="sha256:0123")
     decision_after = make_decision(large, {questions[0]: words}, tensor_parallel=1)
     assert not decision_after.plans
     assert questions[0] not in list_questions(decision_after)
@@ -249,7 +251,7 @@ def test_an_unlisted_architecture_is_refused_unless_the_engine_takes_it() -> Non
         .grade
         == "checked"
     )
-    words = EngineAnswer(refused="ValueError: not supported", source="sha256:0123")
+    words = EngineAnswer(refusal_text="ValueError: not supported", source="sha256:0123")
     outcome = make_decision(unheard(), {questions[0]: words}, listed=False, tensor_parallel=1)
     assert (outcome.plans, outcome.rejected[0].reasons) == (
         (),

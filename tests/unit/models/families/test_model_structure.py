@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import BadModel
 from gateway.models.families.config import Fields
 from gateway.models.families.model_structure import structure_blueprint
-from gateway.models.families.registry import blueprint_of
+from gateway.models.families.registry import build_blueprint
 
 CONFIG: dict[str, Any] = {
     "architectures": ["MadeUpForCausalLM"],
@@ -174,16 +174,18 @@ def test_a_config_outside_the_terms_is_refused_with_a_reason(changes: dict[str, 
 
 
 def test_a_structure_replaces_the_guess_and_names_unknown_parts() -> None:
-    guess = blueprint_of(CONFIG, "m")
+    guess = build_blueprint(CONFIG, "m")
     assert guess.guessed
-    assert not blueprint_of(CONFIG, "m", structure=json.dumps(STRUCTURE)).guessed
+    assert not build_blueprint(CONFIG, "m", structure=json.dumps(STRUCTURE)).guessed
     partly = json.dumps(STRUCTURE | {"unknown": ["its attention"]})
-    blueprint = blueprint_of(CONFIG, "m", structure=partly)
+    blueprint = build_blueprint(CONFIG, "m", structure=partly)
     assert blueprint.guessed == ("its attention",)
     assert blueprint.attention == guess.attention
     assert blueprint.linears[0].parts == (64, 16, 19)
     # The guess stays where the config lacks fields of the terms.
-    assert blueprint_of(CONFIG | {"rope_half": 32}, "m", structure=json.dumps(STRUCTURE)) == guess
+    assert (
+        build_blueprint(CONFIG | {"rope_half": 32}, "m", structure=json.dumps(STRUCTURE)) == guess
+    )
 
 
 @pytest.mark.parametrize("term", ["__import__('os')", "hidden_size.__class__()", "[1]", "f(i)"])
@@ -198,6 +200,8 @@ def test_a_structure_needs_no_guess() -> None:
     config = {name: value for name, value in CONFIG.items() if name != "num_attention_heads"}
     structure = STRUCTURE | {"aliases": {"count_of_heads": "num_attention_heads"}}
     with pytest.raises(BadModel):
-        blueprint_of(config | {"count_of_heads": 8}, "m")
-    blueprint = blueprint_of(config | {"count_of_heads": 8}, "m", structure=json.dumps(structure))
+        build_blueprint(config | {"count_of_heads": 8}, "m")
+    blueprint = build_blueprint(
+        config | {"count_of_heads": 8}, "m", structure=json.dumps(structure)
+    )
     assert blueprint.linears[0].heads == 8

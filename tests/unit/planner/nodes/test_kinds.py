@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import Network, Node
 from gateway.planner.nodes.kinds import node_kinds
-from gateway.profiles.cluster_forms import cluster_of
+from gateway.profiles.cluster_forms import build_cluster
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import GIB
 from tests.support.node_plans import FAST, decide_on, spans
@@ -19,7 +19,7 @@ PROFILES = Profiles()
 
 def nodes_of(machine: str, full_gpus: Mapping[int, Collection[int]]) -> tuple[Node, ...]:
     """Two nodes. full_gpus: numbers of GPUs with 1 GiB free, by the number of the node."""
-    nodes = cluster_of([PROFILES.hardware(machine)] * 2, Network()).nodes
+    nodes = build_cluster([PROFILES.hardware(machine)] * 2, Network()).nodes
     return tuple(
         node.evolve(
             hardware=node.hardware.evolve(
@@ -65,7 +65,7 @@ def test_gpus_that_are_linked_in_pairs_keep_their_places() -> None:
 
 def test_a_rank_has_a_free_gpu_of_its_own_node() -> None:
     nodes = nodes_of("8xh100", {0: {0, 5}, 1: {2, 3}})
-    cluster = cluster_of([PROFILES.hardware("8xh100")] * 2, FAST).evolve(nodes=nodes)
+    cluster = build_cluster([PROFILES.hardware("8xh100")] * 2, FAST).evolve(nodes=nodes)
     decision = decide_on(cluster, PROFILES.engine(VLLM_REF), "deepseek-v3")
     free_uuids = {
         node.name: {gpu.uuid for gpu in node.hardware.gpus if gpu.free_bytes != GIB}

@@ -15,7 +15,7 @@ from gateway.engines.common.speed.objective import gpu_discount, plan_outcome, s
 from gateway.planner.decide import decide
 from gateway.planner.nodes.over_nodes import decide_over_nodes
 from gateway.planner.sizes import needed_tokens
-from gateway.profiles.cluster_forms import cluster_of
+from gateway.profiles.cluster_forms import build_cluster
 from gateway.profiles.profiles import Profiles
 from tests.support.examples import quicker
 from tests.support.makers import wish
@@ -41,7 +41,7 @@ def inputs_of(model: str, machine: Hardware, **fields: Any) -> PlanningInput:
         wish(**fields),
         promised_bytes=promised_bytes,
         gpus=PROFILES.gpus,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
         parsers=PROFILES.parsers,
     )
 
@@ -49,7 +49,7 @@ def inputs_of(model: str, machine: Hardware, **fields: Any) -> PlanningInput:
 def decide_over(
     model: str, machines: Sequence[str], network: Network = FAST, **fields: Any
 ) -> tuple[Decision, Cluster]:
-    cluster = cluster_of([PROFILES.hardware(name) for name in machines], network)
+    cluster = build_cluster([PROFILES.hardware(name) for name in machines], network)
     inputs = inputs_of(model, cluster.nodes[0].hardware, **fields)
     return decide_over_nodes(inputs, cluster, ENGINES, RULES), cluster
 
@@ -107,8 +107,8 @@ def test_a_plan_waits_for_all_of_its_nodes() -> None:
     )
     decision = decide_over_nodes(inputs, cluster, ENGINES, RULES)
     assert not decision.plans
-    assert "GPU 0 of node-2 has" in decision.waits
-    assert "node-1 has" not in decision.waits
+    assert "GPU 0 of node-2 has" in decision.wait_reason
+    assert "node-1 has" not in decision.wait_reason
 
 
 @settings(max_examples=quicker(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.domain import Decision
 from gateway.planner.nodes.repeats import best_of_layouts, distinct_refusals
-from gateway.profiles.cluster_forms import cluster_of
+from gateway.profiles.cluster_forms import build_cluster
 from gateway.profiles.profiles import Profiles
 from tests.support.node_plans import FAST, decide_on
 from tests.support.versions import VLLM_REF
@@ -14,7 +14,7 @@ PROFILES = Profiles()
 
 def decide_for(nodes: int) -> Decision:
     """The decision for nodes with one GPU, each with another amount of free memory."""
-    cluster = cluster_of([PROFILES.hardware("3090")] * nodes, FAST)
+    cluster = build_cluster([PROFILES.hardware("3090")] * nodes, FAST)
     uneven_nodes = []
     for number, node in enumerate(cluster.nodes):
         (gpu,) = node.hardware.gpus

@@ -10,7 +10,7 @@ from gateway.domain import Gpu, Hardware, Plan
 from gateway.domain.hardware import Pcie
 from gateway.domain.plan import RAM
 from gateway.domain.units import GIB
-from gateway.engines.common.resources import shared_memory
+from gateway.engines.common.resources import shm_bytes
 from gateway.errors import BadFlag
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import case
@@ -52,7 +52,7 @@ def first_plan(
         wish(goal=goal, **{"args": SHARE, **fields}),
         PROFILES.facts,
         rules=PROFILES.rules(engines),
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
     ).plans[0]
 
 
@@ -73,7 +73,7 @@ def test_agents_get_a_cache_in_ram_beside_a_small_one_on_the_gpu() -> None:
 
 def test_shared_memory_has_room_for_it() -> None:
     plain, offloading = first_plan(machine(), goal="balanced"), first_plan(machine())
-    gained = shared_memory(offloading) - shared_memory(plain)
+    gained = shm_bytes(offloading) - shm_bytes(plain)
     assert gained == offloading.kv_offload_gib.value * GIB
 
 
@@ -129,7 +129,7 @@ def test_ram_that_other_engines_were_promised_is_theirs() -> None:
             wish(goal="agents", args=SHARE),
             PROFILES.facts,
             rules=PROFILES.rules(engines),
-            pace=PROFILES.pace,
+            speed_knowledge=PROFILES.pace,
             promised_bytes=promised_bytes,
         ).plans[0]
         for promised_bytes in ({}, {RAM: 40 * GIB}, {RAM: 200 * GIB})

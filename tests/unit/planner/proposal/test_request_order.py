@@ -10,7 +10,7 @@ from gateway.domain import Engine, Plan
 from gateway.domain.choice import ONE_CLASS
 from gateway.engines.registry import engine_kind
 from gateway.planner.proposal.default_choices import is_default
-from gateway.planner.sharing.restore import keep_if_unchanged
+from gateway.planner.sharing.restore import restore_decision
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import case
 from tests.support.makers import wish
@@ -42,7 +42,7 @@ def first_plan(
         wish(**fields),
         PROFILES.facts,
         rules=PROFILES.rules(engines),
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
         key_classes=classes,
     ).plans[0]
 
@@ -107,8 +107,8 @@ def test_a_first_key_of_another_class_costs_no_engine_its_place() -> None:
         wish(),
         PROFILES.facts,
         rules=PROFILES.rules(engines),
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
         key_classes=2,
     )
     assert decision.plans[0].argv == ordered.argv != plain.argv
-    assert keep_if_unchanged(decision, plain) is not None
+    assert restore_decision(decision, plain) is not None

@@ -14,7 +14,7 @@ from gateway.planner.nodes.free_memory import cluster_beside
 from gateway.planner.parallel import drop_engines
 from gateway.planner.service.machine_planner import _join_nodes
 from gateway.planner.service.offline import OfflinePlanner
-from gateway.profiles.cluster_forms import cluster_of
+from gateway.profiles.cluster_forms import build_cluster
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import GIB
 from tests.support.paths import MODELS
@@ -31,7 +31,7 @@ def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
 
 def full_request(wish: Wish) -> PlanRequest:
     """A request on two machines, each with one GPU that an engine fills."""
-    cluster = cluster_of([Profiles().hardware("3090")] * 2, Network())
+    cluster = build_cluster([Profiles().hardware("3090")] * 2, Network())
     uuids = [gpu.uuid for node in cluster.nodes for gpu in node.hardware.gpus]
     cluster = cluster_beside(
         cluster, drop_engines(_join_nodes(cluster), dict.fromkeys(uuids, -HELD_BYTES))
@@ -50,10 +50,10 @@ def test_a_model_takes_the_place_that_another_model_leaves_on_its_machine(wish: 
     planner = OfflinePlanner.read_environment()
     assert not planner.decide_request(request).plans
     uuid = [*request.promised_bytes][1]
-    offer = Offer(model="other", how="stop", gives={uuid: HELD_BYTES}, words="other stops")
+    offer = Offer(model="other", kind="stop", bytes_by_gpu={uuid: HELD_BYTES}, words="other stops")
     decision = planner.decide_request(replace(request, sharing=Sharing(offers=(offer,))))
-    assert [(row.model, row.how, row.gives) for row in decision.takes] == [
-        ("other", "stop", offer.gives)
+    assert [(row.model, row.kind, row.bytes_by_gpu) for row in decision.taken_offers] == [
+        ("other", "stop", offer.bytes_by_gpu)
     ]
     assert decision.plans[0].gpus == (uuid,)
     assert [row.node for row in decision.plans[0].nodes] == ["node-2"]
@@ -62,7 +62,7 @@ def test_a_model_takes_the_place_that_another_model_leaves_on_its_machine(wish: 
 def test_a_running_plan_is_compared_without_its_own_memory(wish: Wish) -> None:
     request = full_request(wish)
     planner = OfflinePlanner.read_environment()
-    empty_cluster = cluster_of([Profiles().hardware("3090")] * 2, Network())
+    empty_cluster = build_cluster([Profiles().hardware("3090")] * 2, Network())
     first_request = PlanRequest(
         wish, machine=_join_nodes(empty_cluster), cluster=empty_cluster, needs_weights=False
     )

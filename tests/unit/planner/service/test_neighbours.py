@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gateway.domain import Decision, Wish
 from gateway.domain.plan import RAM
-from gateway.planner.service.neighbours import Neighbourhood, named_apart
+from gateway.planner.service.neighbours import JointPlanning, make_names_unique
 from gateway.planner.service.offline import OfflinePlanner
 from tests.support.paths import MODELS
 from tests.support.program import app
@@ -52,7 +52,7 @@ def test_models_keep_to_the_memory_of_their_machine(
 ) -> None:
     name, machine = planner.machine(hardware)
     models = wishes(tmp_path, "qwen2.5-1.5b", "llama-3.2-1b", "qwen3-embedding-0.6b")
-    decisions = Neighbourhood(planner.decide_request, name, machine).plan(models)
+    decisions = JointPlanning(planner.decide_request, name, machine).plan(models)
     assert all(decision.plans for decision in decisions)
     sizes = {gpu.uuid: gpu.total_bytes or 0 for gpu in machine.gpus}
     for device, count in sum_promises(decisions).items():
@@ -65,14 +65,14 @@ def test_an_earlier_model_gives_the_kv_cache_that_a_later_one_needs(
     name, machine = planner.machine("3090")
     models = wishes(tmp_path, "llama-3.2-1b", "granite-3.1-2b")
     lone_memory = planner.decide_on(models[0], name, machine).plans[0].memory
-    first, second = Neighbourhood(planner.decide_request, name, machine).plan(models)
+    first, second = JointPlanning(planner.decide_request, name, machine).plan(models)
     assert first.plans[0].memory.promised_bytes < lone_memory.promised_bytes
-    assert second.takes[0].model == "llama-3.2-1b"
+    assert second.taken_offers[0].model == "llama-3.2-1b"
 
 
 def test_advice_is_a_context_with_which_all_fit(planner: OfflinePlanner, tmp_path: Path) -> None:
     name, machine = planner.machine("cpu")
-    neighbourhood = Neighbourhood(planner.decide_request, name, machine)
+    neighbourhood = JointPlanning(planner.decide_request, name, machine)
     models = wishes(tmp_path, "granite-3.1-2b", "qwen3-8b")
     decisions = neighbourhood.plan(models)
     assert [bool(decision.plans) for decision in decisions] == [True, False]
@@ -85,7 +85,7 @@ def test_advice_is_a_context_with_which_all_fit(planner: OfflinePlanner, tmp_pat
 
 def test_equal_folders_have_names_of_their_own() -> None:
     sources = ("/a/m", "/b/m/", "Org/m", "/c/n")
-    models = named_apart(Wish(name="plan", source=source) for source in sources)
+    models = make_names_unique(Wish(name="plan", source=source) for source in sources)
     assert [model.name for model in models] == ["m", "m-2", "m-3", "n"]
 
 
@@ -116,7 +116,7 @@ def test_caches_in_ram_of_several_models_fit_the_machine(
     name, machine = planner.machine("4xh100")
     names = ("qwen3-8b", "llama-3.1-8b", "granite-3.1-2b", "llama-3.2-1b")
     models = [wish.evolve(goal="agents") for wish in wishes(tmp_path, *names)]
-    decisions = Neighbourhood(planner.decide_request, name, machine).plan(models)
+    decisions = JointPlanning(planner.decide_request, name, machine).plan(models)
     promised_bytes = sum_promises(decisions)[RAM]
     assert machine.shm_bytes is not None
     assert 0 < promised_bytes <= machine.shm_bytes

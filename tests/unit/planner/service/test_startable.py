@@ -10,7 +10,7 @@ from gateway.domain import Decision, Engine, Estimate, Plan, Speed
 from gateway.domain.image_name import AllowedImages
 from gateway.errors import BadFlag, NoPlan
 from gateway.machine.environment import COMPLETE, engine_dir
-from gateway.planner.explain import more_of, unavailable_gains
+from gateway.planner.explain import gain_over, unavailable_gains
 from gateway.planner.service.startable import Startable
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import plan, wish
@@ -75,7 +75,7 @@ def test_a_missing_engine_is_named_with_its_command_and_its_gain(tmp_path: Path)
         wish(),
         lambda engines: new_decision if engines == [NEW] else old_decision,
     )
-    assert [(engine.engine, engine.here) for engine in explained_decision.engines] == [
+    assert [(engine.engine, engine.is_available) for engine in explained_decision.engines] == [
         (OLD.ref, True),
         (NEW.ref, False),
     ]
@@ -118,7 +118,7 @@ def test_a_flag_that_only_engines_here_have_is_no_error(tmp_path: Path) -> None:
     engines = Startable(tmp_path, True).explain_engines(
         decision(with_speed(OLD, 1, 1)), [OLD], [NEW], wish(), refuse
     )
-    assert [engine.gives for engine in engines.engines] == ["", "no plan"]
+    assert [engine.gain_text for engine in engines.engines] == ["", "no plan"]
 
 
 def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:
 
 def test_plans_are_compared_by_the_goal() -> None:
     old_plan, new_plan = with_speed(OLD, 100, 1000), with_speed(NEW, 150, 900, context=16384)
-    assert more_of(old_plan, new_plan, "latency") == (
+    assert gain_over(old_plan, new_plan, "latency") == (
         0.5,
         "50% more tokens/s, 16,384 tokens of context",
     )
-    assert more_of(old_plan, new_plan, "throughput") == (
+    assert gain_over(old_plan, new_plan, "throughput") == (
         -0.1,
         "10% fewer tokens/s, 16,384 tokens of context",
     )

@@ -9,9 +9,9 @@ from hypothesis import given as draw
 from hypothesis import strategies as st
 
 from gateway.diagnosis.facts.sleep import expected_bytes
-from gateway.domain import Asleep, Attempt, Hardware, Offer
+from gateway.domain import Attempt, Hardware, Offer, SleepState
 from gateway.planner.sharing.leaving import (
-    Leaver,
+    EvictionCandidate,
     bytes_occupied,
     bytes_promised_away,
     leave_offers,
@@ -26,7 +26,7 @@ PLAN = plan("3090").evolve(gpus=(GPU.uuid,))
 
 
 def offer(model: str, gibs: int, gpu: str = GPU.uuid) -> Offer:
-    return Offer(model=model, how="stop", gives={gpu: gibs * GIB}, words=model)
+    return Offer(model=model, kind="stop", bytes_by_gpu={gpu: gibs * GIB}, words=model)
 
 
 def with_free(free: int) -> Hardware:
@@ -35,7 +35,9 @@ def with_free(free: int) -> Hardware:
 
 
 def asleep(gave: int) -> Attempt:
-    return attempt(1, "ready", plan=PLAN, asleep=Asleep(since=1.0, gave={GPU.uuid: gave}))
+    return attempt(
+        1, "ready", plan=PLAN, asleep=SleepState(since=1.0, freed_bytes={GPU.uuid: gave})
+    )
 
 
 def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> None:
@@ -48,20 +50,20 @@ def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> 
 
 
 def test_an_older_record_of_a_sleeping_engine_is_read() -> None:
-    value = Asleep.model_validate_json('{"level": 1, "since": 1.0, "gave": {"GPU-1": 5}}')
-    assert value == Asleep(since=1.0, gave={"GPU-1": 5})
+    value = SleepState.model_validate_json('{"level": 1, "since": 1.0, "gave": {"GPU-1": 5}}')
+    assert value == SleepState(since=1.0, freed_bytes={"GPU-1": 5})
 
 
 def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> None:
     awake = attempt(1, "ready", plan=PLAN)
     claims = {GPU.uuid: PLAN.memory.promised_bytes}
     possible_offers = [
-        Leaver("a", 0, 1, claims, awake),
-        Leaver("b", 0, 1, claims),
-        Leaver("c", 0, 1, claims, awake),
+        EvictionCandidate("a", 0, 1, claims, awake),
+        EvictionCandidate("b", 0, 1, claims),
+        EvictionCandidate("c", 0, 1, claims, awake),
     ]
-    offers = leave_offers(possible_offers, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
-    ways = [(each_offer.model, each_offer.how) for each_offer in offers]
+    offers = leave_offers(possible_offers, [EvictionCandidate("s", 0, 1, {GPU.uuid: GIB})])
+    ways = [(each_offer.model, each_offer.kind) for each_offer in offers]
     assert ways == [
         ("a", "sleep"),
         ("b", "stop"),
@@ -72,8 +74,8 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
     ]
     assert (
         0.9 * expected_bytes(PLAN)
-        < offers[0].gives[GPU.uuid]
-        < offers[4].gives[GPU.uuid]
+        < offers[0].bytes_by_gpu[GPU.uuid]
+        < offers[4].bytes_by_gpu[GPU.uuid]
         == PLAN.memory.promised_bytes
     )
 
@@ -83,12 +85,14 @@ def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
     engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other_plan)]
     offers = leave_offers(
         [
-            Leaver("a", index, 2, {start.plan.gpus[0]: 9}, start)
+            EvictionCandidate("a", index, 2, {start.plan.gpus[0]: 9}, start)
             for index, start in enumerate(engines)
         ],
         [],
     )
-    assert [(each_offer.replica, each_offer.how, *each_offer.gives) for each_offer in offers] == [
+    assert [
+        (each_offer.replica, each_offer.kind, *each_offer.bytes_by_gpu) for each_offer in offers
+    ] == [
         (0, "sleep", GPU.uuid),
         (1, "sleep", "GPU-other"),
         (0, "stop", GPU.uuid),

@@ -17,7 +17,12 @@ BASE = plan("3090")
 
 def offer(model: str, means: str, gibs: int, gpu: str = "GPU-0") -> Offer:
     return Offer.model_validate(
-        {"model": model, "how": means, "gives": {gpu: gibs * GIB}, "words": f"{model} {means}"}
+        {
+            "model": model,
+            "kind": means,
+            "bytes_by_gpu": {gpu: gibs * GIB},
+            "words": f"{model} {means}",
+        }
     )
 
 
@@ -37,7 +42,7 @@ def needing(gibs: int, partial_gibs: int = 0) -> Callable[[dict[str, int]], Deci
 
 
 def takes(offers: list[Offer], decide: Callable[[dict[str, int]], Decision]) -> list[str]:
-    return [take.words for take in decide_with_offers(offers, decide, WANTED).takes]
+    return [take.words for take in decide_with_offers(offers, decide, WANTED).taken_offers]
 
 
 def test_a_plan_that_fits_takes_nothing() -> None:
@@ -87,8 +92,8 @@ def test_the_largest_offer_of_a_model_counts_on_its_gpus() -> None:
     ]
     assert bytes_given(offers) == {"GPU-0": 6 * GIB, "GPU-1": 20 * GIB}
     assert [
-        take.gives["GPU-0"] // GIB
-        for take in decide_with_offers(offers, needing(5, 5), WANTED).takes
+        take.bytes_by_gpu["GPU-0"] // GIB
+        for take in decide_with_offers(offers, needing(5, 5), WANTED).taken_offers
     ] == [5]
 
 
@@ -111,13 +116,15 @@ def test_the_memory_taken_is_enough_and_would_not_be_without_any_part(
     decision = decide_with_offers(offers, decide, WANTED)
     whole = bytes_given(offers).get("GPU-0", 0) >= need * GIB
     assert bool(decision.plans) == whole
-    for take in decision.takes:
-        assert not decide(bytes_given(offer for offer in decision.takes if offer is not take)).plans
+    for take in decision.taken_offers:
+        assert not decide(
+            bytes_given(offer for offer in decision.taken_offers if offer is not take)
+        ).plans
 
 
 def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_waiting() -> None:
     offers = [
-        offer("a", "surplus", 3).evolve(beside=2 * GIB),
+        offer("a", "surplus", 3).evolve(free_bytes_without_offer=2 * GIB),
         offer("b", "surplus", 1),
         offer("c", "sleep", 9),
     ]

@@ -10,14 +10,14 @@ import pytest
 from gateway.domain import Attempt, Cap, Decision, Failure, LayerAttention, LayerKernel, Plan
 from gateway.planner.sharing.restore import (
     interrupted_plan,
-    keep_if_unchanged,
     plan_to_restore,
+    restore_decision,
     wish_for_restore,
 )
 from tests.support.makers import GIB, plan, wish
 
 SERVED = plan("3090", max_context=8192)
-CUT = Failure(kind="exited", phase="serving", message="", proves="nothing")
+CUT = Failure(kind="exited", phase="serving", message="", proven_subject="nothing")
 
 
 def ended_attempt(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
@@ -68,7 +68,10 @@ def test_an_obstructed_start_is_planned_again(kind: str) -> None:
 def test_a_model_that_stopped_or_failed_by_itself_is_planned_again() -> None:
     assert interrupted_plan([]) is None
     assert interrupted_plan([ended_attempt(SERVED, None, ready=True)]) is None
-    assert interrupted_plan([ended_attempt(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None
+    assert (
+        interrupted_plan([ended_attempt(SERVED, CUT.evolve(proven_subject="plan"), ready=True)])
+        is None
+    )
 
 
 def test_a_capped_plan_takes_free_memory_once_the_others_are_gone() -> None:
@@ -86,13 +89,13 @@ def test_a_plan_in_another_place_or_with_more_memory_is_not_the_same() -> None:
         restored_wish.replicas,
     ) == (SERVED.gpus, (str(SERVED.engine),), 1)
     decision = make_decision(SERVED)
-    restored_decision = keep_if_unchanged(decision, SERVED)
+    restored_decision = restore_decision(decision, SERVED)
     assert restored_decision is not None
     assert restored_decision.plans[0] == SERVED
-    assert keep_if_unchanged(make_decision(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
+    assert restore_decision(make_decision(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
     more = SERVED.memory.evolve(budget_bytes=SERVED.memory.budget_bytes + 1)
-    assert keep_if_unchanged(make_decision(SERVED.evolve(memory=more)), SERVED) is None
-    assert keep_if_unchanged(decision.evolve(plans=()), SERVED) is None
+    assert restore_decision(make_decision(SERVED.evolve(memory=more)), SERVED) is None
+    assert restore_decision(decision.evolve(plans=()), SERVED) is None
 
 
 def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
@@ -100,7 +103,7 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
     shorter = SERVED.evolve(
         max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16)
     )
-    restored_decision = keep_if_unchanged(make_decision(shorter), SERVED)
+    restored_decision = restore_decision(make_decision(shorter), SERVED)
     assert restored_decision is not None
     assert restored_decision.plans[0] == shorter
     for other_plan in (
@@ -124,7 +127,7 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
         ),
     ):
         assert other_plan != SERVED
-        assert keep_if_unchanged(make_decision(other_plan), SERVED) is None
+        assert restore_decision(make_decision(other_plan), SERVED) is None
 
 
 def make_decision(planned: Plan) -> Decision:

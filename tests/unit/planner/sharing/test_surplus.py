@@ -24,12 +24,12 @@ from gateway.domain import (
     Wish,
 )
 from gateway.planner.parallel import drop_engines, free_bytes_by_gpu
-from gateway.planner.sharing.leaving import Leaver, leave_offers
+from gateway.planner.sharing.leaving import EvictionCandidate, leave_offers
 from gateway.planner.sharing.offers import decide_with_offers
 from gateway.planner.sharing.restore import (
     interrupted_plan,
-    keep_if_unchanged,
     plan_to_restore,
+    restore_decision,
     wish_for_restore,
 )
 from gateway.planner.sharing.surplus import (
@@ -91,16 +91,21 @@ def test_one_whole_context_and_the_wish_stay_after_giving() -> None:
     first, last = surplus_offers(lone_plan, wish(max_context=8192))
     assert first.tokens >= 4 * 8192
     assert last.tokens >= 8192
-    assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < lone_plan.memory.kv_bytes
+    assert (
+        0
+        < sum(first.bytes_by_gpu.values())
+        < sum(last.bytes_by_gpu.values())
+        < lone_plan.memory.kv_bytes
+    )
     assert (
         f"room for {first.tokens / 8192:.1f} of {lone_plan.memory.kv_tokens / 8192:.1f} requests of"
         " 8,192 tokens stays" in first.words
     )
-    count = next(iter(first.gives.values()))
+    count = next(iter(first.bytes_by_gpu.values()))
     half = partial_offer(first, count // 2)
-    assert set(half.gives.values()) == {count // 2}
+    assert set(half.bytes_by_gpu.values()) == {count // 2}
     assert half.keeps - first.keeps == count - count // 2
-    assert half.tokens == pytest.approx((first.tokens + first.of_tokens) / 2, rel=0.02)
+    assert half.tokens == pytest.approx((first.tokens + first.cache_tokens_before) / 2, rel=0.02)
     assert partial_offer(first, count + 1) is first
     offers = surplus_offers(lone_plan, wish(max_context=8192, concurrency=3))
     assert [surplus_offer.tokens >= 3 * 8192 for surplus_offer in offers] == [True]
@@ -132,7 +137,7 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
         == capped_plan.cap
     )
     assert current_cap([attempt(1, free), attempt(2, capped_plan)], {"x": ()}) is None
-    bad = Failure(kind="crash", phase="load", message="", proves="plan")
+    bad = Failure(kind="crash", phase="load", message="", proven_subject="plan")
     assert (
         current_cap(
             [attempt(1, free), attempt(2, capped_plan, state="failed", ready_at=None, failure=bad)],
@@ -140,7 +145,7 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
         )
         is None
     )
-    failure = Failure(kind="killed", phase="load", message="", proves="nothing")
+    failure = Failure(kind="killed", phase="load", message="", proven_subject="nothing")
     assert (
         current_cap(
             [attempt(2, capped_plan, state="failed", ready_at=None, failure=failure)], caps_by_model
@@ -157,7 +162,7 @@ def test_memory_taken_when_others_came_beside_a_model_is_kept_for_it() -> None:
         bytes=free.memory.promised_bytes, models=("late",)
     ), "whichever of its copies came beside it"
     assert current_cap([attempt(1, free, state="stopped", ready_at=None)], caps_by_model) is None
-    bad = Failure(kind="crash", phase="load", message="", proves="plan")
+    bad = Failure(kind="crash", phase="load", message="", proven_subject="plan")
     assert (
         current_cap(
             [attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)],
@@ -266,7 +271,7 @@ class Machine:
                     uuid: gives.get(uuid, 0) + engine_plan.memory.promised_bytes
                     for uuid in engine_plan.gpus
                 }
-            holders.append(Promise(model=model, gives=gives))
+            holders.append(Promise(model=model, bytes_by_gpu=gives))
         caps = {model: self.last_caps(copies) for model, copies in other_copies.items()}
         past = self.attempts.get(name, [])
         cap, interruption = current_cap(past, caps), interrupted_plan(past)
@@ -318,7 +323,7 @@ class Machine:
             context,
             free_bytes_by_gpu(self.free(), self.promised_bytes()),
         )
-        for take in decision.takes:
+        for take in decision.taken_offers:
             giver = copy_of(take.model, take.replica)
             old = self.serving[giver]
             cap = cap_after_giving(take, old, (name,))
@@ -336,7 +341,7 @@ class Machine:
                 giver,
                 less.plans[0].evolve(cap=cap.evolve(bytes=less.plans[0].memory.promised_bytes)),
             )
-        new_decision = self.make_decision(name, sharing) if decision.takes else decision
+        new_decision = self.make_decision(name, sharing) if decision.taken_offers else decision
         assert bool(new_decision.plans) == bool(decision.plans), (
             "what was taken is there once it was given"
         )
@@ -357,7 +362,7 @@ class Machine:
         self.wishes[name] = Wish(name=name, source="m", gpus="few")
         offers = leave_offers(
             [
-                Leaver(
+                EvictionCandidate(
                     model_of(owner),
                     number_of(owner),
                     1,
@@ -371,14 +376,14 @@ class Machine:
         sharing = self.sharing(name)._replace(offers=tuple(offers))
         context = wanted_context(spec_of(name), self.wishes[name], {})
         decision = decide_with_offers(offers, partial(self.make_decision, name, sharing), context)
-        for take in decision.takes:
+        for take in decision.taken_offers:
             self.leave(copy_of(take.model, take.replica))
         if not decision.plans:
             return None
         new_decision = self.make_decision(name, sharing._replace(offers=()))
         assert new_decision.plans, "there is room once those have left that were asked to"
         self.start(name, new_decision.plans[0])
-        return decision.takes
+        return decision.taken_offers
 
     def remove(self, model: str) -> None:
         for name in [name for name in self.wishes if model_of(name) == model]:
@@ -400,7 +405,7 @@ class Machine:
         sharing = self.sharing(name)._replace(offers=())
         before = sharing.plan_to_restore
         restored_decision = (
-            keep_if_unchanged(
+            restore_decision(
                 self.make_decision(name, sharing, wish=wish_for_restore(self.wishes[name], before)),
                 before,
             )
@@ -418,7 +423,7 @@ class Machine:
         return any(count > total[uuid] for uuid, count in self.promised_bytes().items())
 
 
-GONE = Failure(kind="exited", phase="serving", message="", proves="nothing")
+GONE = Failure(kind="exited", phase="serving", message="", proven_subject="nothing")
 
 
 def copy_of(model: str, number: int) -> str:

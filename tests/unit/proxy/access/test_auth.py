@@ -18,8 +18,8 @@ from gateway.proxy.access.auth import (
     Key,
     Keys,
     KeyTable,
+    build_key,
     check_local,
-    key_of,
 )
 from gateway.proxy.access.origins import Origins
 from gateway.secret import Secret
@@ -315,7 +315,7 @@ def test_classes_of_keys_are_counted_once(classes: tuple[Any, ...], count: int) 
         None,
         None,
         [
-            key_of(Grant(name=f"k{number}", priority_class=class_), bytes([number]) * 32)
+            build_key(Grant(name=f"k{number}", priority_class=class_), bytes([number]) * 32)
             for number, class_ in enumerate(classes)
         ],
     )
@@ -327,7 +327,7 @@ def test_a_key_that_asks_no_engine_has_no_class() -> None:
         Grant(name="reader", scopes=("read",), priority_class="batch"),
         Grant(name="chat", priority_class="interactive"),
     )
-    keys = Keys(None, None, [key_of(grant, grant.name.encode().ljust(32)) for grant in grants])
+    keys = Keys(None, None, [build_key(grant, grant.name.encode().ljust(32)) for grant in grants])
     assert keys.priority_classes == 1
 
 

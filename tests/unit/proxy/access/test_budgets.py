@@ -12,9 +12,9 @@ import pytest
 from gateway.domain.grant import Allowance, Grant
 from gateway.errors import FitserveError, Forbidden, QuotaExhausted, StoreError
 from gateway.keys import UsageRow
-from gateway.proxy.access.auth import Key, key_of
+from gateway.proxy.access.auth import Key, build_key
 from gateway.proxy.access.budget_book import BudgetBook
-from gateway.proxy.access.budgets import Charge, Teller, TokenCount
+from gateway.proxy.access.budgets import BudgetAdmission, Charge, TokenCount
 from gateway.proxy.access.ledger import Amounts, Calendar, Ledger
 from gateway.proxy.access.prices import ModelPrice, Prices
 from gateway.proxy.access.rate_limits import Permit, RateLimiter
@@ -36,13 +36,13 @@ class Desk:
         self, folder: Path, prices: Prices = PRICES, stored: tuple[UsageRow, ...] = ()
     ) -> None:
         self.book = BudgetBook(Ledger(folder), prices, lambda _first, _last: stored)
-        self.limiter = RateLimiter(Teller(Ledger(folder), prices))
+        self.limiter = RateLimiter(BudgetAdmission(Ledger(folder), prices))
         self.grants: list[Grant] = []
 
     def key(self, name: str = "app", group: str | None = None, **budget: Any) -> Key:
         grant = Grant(name=name, group=group, budget=Allowance(**budget) if budget else None)
         self.grants.append(grant)
-        return key_of(grant, name.encode().ljust(32), self.book.budgets_of(grant, self.grants))
+        return build_key(grant, name.encode().ljust(32), self.book.budgets_of(grant, self.grants))
 
     def admit(
         self, key: Key, model: str = "m", asked_bytes: int = 0, context_tokens: int | None = None
@@ -78,7 +78,7 @@ def test_exactly_the_requests_of_a_budget_are_admitted(tmp_path: Path) -> None:
 def test_a_request_that_no_engine_got_costs_nothing(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     key = desk.key(requests_per_day=1, tokens_per_day=100)
-    desk.admit(key, asked_bytes=80).end(TokenCount(), 0.0, has_reached_engine=False)
+    desk.admit(key, asked_bytes=80).finish(TokenCount(), 0.0, has_reached_engine=False)
     assert desk.day_of(key) == Amounts()
     assert desk.is_admitted(key)
 
@@ -88,7 +88,7 @@ def test_the_prompt_counts_before_the_answer_and_the_report_after_it(tmp_path: P
     key = desk.key(tokens_per_day=1_000)
     permit = desk.admit(key, asked_bytes=400)
     assert desk.day_of(key) == Amounts(1, 100, 0, 100_000)
-    permit.end(TokenCount(90, 30), 0.0)
+    permit.finish(TokenCount(90, 30), 0.0)
     assert desk.day_of(key)[:2] == (1, 120)
 
 
@@ -109,7 +109,7 @@ def test_a_reservation_of_yesterday_takes_nothing_from_today(
     key = desk.key(tokens_per_day=1_000, tokens_per_month=1_000)
     permit = desk.admit(key, asked_bytes=400)
     monkeypatch.setattr(time, "time", lambda: NOON + 86_400)
-    permit.end(TokenCount(90, 30), 0.0)
+    permit.finish(TokenCount(90, 30), 0.0)
     assert key.limit is not None
     (use,) = desk.book.use_of(key.limit.budgets)
     assert (use.usage.day.tokens, use.usage.month.tokens) == (120, 120)
@@ -135,7 +135,7 @@ def test_an_error_of_the_ledger_leaves_no_request_in_flight(
 def test_a_spent_budget_of_tokens_refuses_the_next_request(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     key = desk.key(tokens_per_month=100)
-    desk.admit(key).end(TokenCount(60, 60), 0.0)
+    desk.admit(key).finish(TokenCount(60, 60), 0.0)
     with pytest.raises(QuotaExhausted) as refusal:
         desk.admit(key)
     error = refusal.value
@@ -196,9 +196,9 @@ def test_money_is_that_of_tokens_and_gpus(tmp_path: Path) -> None:
     key = desk.key(money_per_day=1.0)
     permit = desk.admit(key)
     assert permit.charge is not None
-    permit.charge.ask(1, 100.0)
+    permit.charge.record_engine_request(1, 100.0)
     permit.charge.leave(2, 3, 110.0)  # ten seconds of two GPUs, shared by two requests
-    permit.end(TokenCount(prompt=1_000_000, completion=500_000, cached=400_000), 0.0)
+    permit.finish(TokenCount(prompt=1_000_000, completion=500_000, cached=400_000), 0.0)
     day = desk.day_of(key)
     assert day.gpu_time == 10_000_000
     # 0.6 M at 1, 0.4 M at 0.1, 0.5 M at 4, and 10 s at 36 an hour.
@@ -246,5 +246,5 @@ def test_an_error_of_the_ledger_ends_no_request(
         raise FitserveError("the disk is full")
 
     monkeypatch.setattr(Ledger, "add", fail)
-    permit.end(TokenCount(1, 1), 0.0)
+    permit.finish(TokenCount(1, 1), 0.0)
     assert isinstance(permit.charge, Charge)

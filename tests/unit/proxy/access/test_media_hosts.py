@@ -86,7 +86,7 @@ async def test_a_name_is_resolved_once_and_every_address_has_to_be_public(
             raise OSError("no such name")
         return [ipaddress.ip_address(address) for address in table[host]]
 
-    monkeypatch.setattr(media_hosts, "addresses_of", addresses_of)
+    monkeypatch.setattr(media_hosts, "resolve_addresses", addresses_of)
     hosts = MediaHosts(["public"])
     await asyncio.gather(*(hosts.check(["good.example"]) for _ in range(5)))
     assert names == ["good.example"]
@@ -98,7 +98,7 @@ async def test_a_name_is_resolved_once_and_every_address_has_to_be_public(
 
 async def test_names_that_hang_are_bounded_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(media_hosts, "addresses_of", lambda _: release.wait() and [])
+    monkeypatch.setattr(media_hosts, "resolve_addresses", lambda _: release.wait() and [])
     monkeypatch.setattr(media_hosts, "_MAX_LOOKUPS", 3)
     hosts = MediaHosts(["public"])
     waiting = [asyncio.create_task(hosts.check([f"h{n}.example"])) for n in range(3)]
@@ -112,7 +112,9 @@ async def test_names_that_hang_are_bounded_and_refused(monkeypatch: pytest.Monke
 
 
 async def test_the_number_of_kept_names_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_hosts, "addresses_of", lambda _: [ipaddress.ip_address("8.8.8.8")])
+    monkeypatch.setattr(
+        media_hosts, "resolve_addresses", lambda _: [ipaddress.ip_address("8.8.8.8")]
+    )
     monkeypatch.setattr(media_hosts, "_MAX_VERDICTS", 4)
     hosts = MediaHosts(["public"])
     for number in range(10):

@@ -7,7 +7,7 @@ import pytest
 from gateway.domain.grant import Grant
 from gateway.errors import BadRequest
 from gateway.keys import PriorityClass
-from gateway.proxy.access.auth import key_of
+from gateway.proxy.access.auth import build_key
 from gateway.proxy.access.priority import request_priority
 
 
@@ -30,7 +30,7 @@ from gateway.proxy.access.priority import request_priority
 def test_a_header_lowers_the_class_of_a_key_alone(
     class_: PriorityClass | int, header: bytes | None, priority: int
 ) -> None:
-    key = key_of(Grant(name="k", priority_class=class_), bytes(32))
+    key = build_key(Grant(name="k", priority_class=class_), bytes(32))
     assert request_priority(header, key) == priority
 
 
@@ -39,5 +39,5 @@ def test_a_header_lowers_the_class_of_a_key_alone(
 )
 def test_another_header_is_refused(header: bytes) -> None:
     with pytest.raises(BadRequest, match="interactive, normal, batch") as refusal:
-        request_priority(header, key_of(Grant(name="k"), bytes(32)))
+        request_priority(header, build_key(Grant(name="k"), bytes(32)))
     assert "x-fitserve-priority" in str(refusal.value)

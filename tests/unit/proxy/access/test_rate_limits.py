@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.errors import RateLimited
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.access.budgets import TokenCount
-from gateway.proxy.access.rate_limits import Account, Bucket, RateLimiter, estimate
+from gateway.proxy.access.rate_limits import Bucket, KeyUsage, RateLimiter, estimate
 from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.meter import TokenUsage, answer_usage, streamed_usage
 
@@ -33,7 +33,7 @@ def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(
     for step in steps:
         now += step
         while bucket.level(now) >= 1:
-            bucket.take(1, now)
+            bucket.draw(1, now)
             token_count += 1
         assert token_count <= size + now * size / 60 + 1e-6
 
@@ -42,9 +42,9 @@ def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(
 def test_a_client_that_waits_as_long_as_it_was_told_is_let_in(
     size: int, owed: int, at: float
 ) -> None:
-    account = Account(KeyLimits(tokens_per_minute=size), at)
+    account = KeyUsage(KeyLimits(tokens_per_minute=size), at)
     assert account.tokens is not None
-    account.tokens.take(size + owed, at)
+    account.tokens.draw(size + owed, at)
     with pytest.raises(RateLimited) as error:
         account.admit("openai", at)
     wait_s = error.value.retry_after_s
@@ -59,10 +59,10 @@ def test_an_ended_request_frees_its_slot_but_not_its_minute() -> None:
     assert first is not None
     with pytest.raises(RateLimited, match="concurrent requests"):
         limiter.admit(key, "openai", 0.0)
-    first.end(TokenCount(5), 0.0)
+    first.finish(TokenCount(5), 0.0)
     second = limiter.admit(key, "openai", 0.0)
     assert second is not None
-    second.end(TokenCount(5), 0.0)
+    second.finish(TokenCount(5), 0.0)
     with pytest.raises(RateLimited, match="2 requests per minute"):
         limiter.admit(key, "openai", 0.0)
     assert limiter.admit(key, "openai", 30.0) is not None
@@ -72,18 +72,18 @@ def test_a_key_without_limits_and_a_removed_key_have_no_account() -> None:
     limiter, key = RateLimiter(), limited_key(requests_per_minute=1)
     assert limiter.admit(ANONYMOUS_KEY, "openai", 0.0) is None
     limiter.admit(key, "openai", 0.0)
-    limiter.keep([key.digest])
+    limiter.retain([key.digest])
     with pytest.raises(RateLimited):
         limiter.admit(key, "openai", 0.0)
-    limiter.keep([])
+    limiter.retain([])
     assert limiter.admit(key, "openai", 0.0) is not None
 
 
 def test_the_rest_of_a_limit_is_told_in_the_shape_of_the_api() -> None:
-    account = Account(KeyLimits(requests_per_minute=60, tokens_per_minute=600), 0.0)
+    account = KeyUsage(KeyLimits(requests_per_minute=60, tokens_per_minute=600), 0.0)
     account.admit("openai", 0.0)
     assert account.tokens is not None
-    account.tokens.take(5, 0.0)
+    account.tokens.draw(5, 0.0)
     assert dict(account.headers("openai", 0.0)) == {
         b"x-ratelimit-limit-requests": b"60",
         b"x-ratelimit-remaining-requests": b"59",
@@ -92,7 +92,7 @@ def test_the_rest_of_a_limit_is_told_in_the_shape_of_the_api() -> None:
         b"x-ratelimit-remaining-tokens": b"595",
         b"x-ratelimit-reset-tokens": b"500ms",
     }
-    account.tokens.take(1200, 0.0)
+    account.tokens.draw(1200, 0.0)
     before = time.time()
     headers = dict(account.headers("anthropic", 0.0))
     after = time.time()
@@ -108,7 +108,7 @@ def test_the_rest_of_a_limit_is_told_in_the_shape_of_the_api() -> None:
 def test_an_estimate_is_never_more_than_a_minutes_worth(
     reserved_tokens: int, sent: int, events: bool, limit: int
 ) -> None:
-    assert 0 <= estimate(reserved_tokens, sent, events=events, limit=limit) <= limit
+    assert 0 <= estimate(reserved_tokens, sent, is_stream=events, limit=limit) <= limit
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_usage_is_read_in_the_tail_alone(tail: tuple[bytes, ...], tokens: TokenU
 
 def test_a_minute_of_one_request_is_a_minute() -> None:
     bucket = Bucket(1, 0.0)
-    bucket.take(1, 0.0)
+    bucket.draw(1, 0.0)
     assert math.isclose(bucket.wait_s(1, 0.0), 60.0)
 
 
@@ -240,6 +240,6 @@ def test_a_token_counts_to_the_account_of_its_key() -> None:
     for caller in (key, token):
         with pytest.raises(RateLimited):
             limiter.admit(caller, "openai", 0.0)
-    limiter.keep([key.digest, token.digest])
+    limiter.retain([key.digest, token.digest])
     with pytest.raises(RateLimited):
         limiter.admit(token, "openai", 0.0)

@@ -37,7 +37,7 @@ class Body:
     def read(self, count: int = READ) -> None:
         self.present_bytes = self.moved_bytes = min(self.present_bytes + count, self.size)
         if self.present_bytes == self.size:
-            self.budget.keep(self, self.present_bytes)
+            self.budget.add(self, self.present_bytes)
             return
         try:
             self.reads = self.budget.grow(self, self.present_bytes)
@@ -166,8 +166,8 @@ def test_slow_bodies_have_their_full_time_while_no_body_waits() -> None:
 def test_only_bodies_on_their_way_to_an_engine_are_hurried() -> None:
     budget, hogs, victim = contended_budget()
     queued_body, stuck_body = hogs[:2]
-    budget.keep(queued_body, MIB)
-    budget.keep(stuck_body, MIB, is_pressed=True)
+    budget.add(queued_body, MIB)
+    budget.add(stuck_body, MIB, is_pressed=True)
     look(budget, 0, 2 * PATIENCE_S + 1)
     assert queued_body.refusal is None
     assert stuck_body.refusal is not None

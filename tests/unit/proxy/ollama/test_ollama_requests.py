@@ -89,8 +89,8 @@ def test_a_prompt_is_a_chat_unless_it_is_raw() -> None:
         request = generate_request({**body, **more, "suffix": "end"})
         assert (request.path, request.body["suffix"]) == ("/v1/completions", "end")
     loads = generate_request({"model": "m"})
-    assert (loads.loads, loads.body["max_tokens"]) == (True, 1)
-    assert chat_request({"model": "m", "messages": []}).loads
+    assert (loads.loads_model, loads.body["max_tokens"]) == (True, 1)
+    assert chat_request({"model": "m", "messages": []}).loads_model
 
 
 def test_texts_are_embedded_one_or_many() -> None:

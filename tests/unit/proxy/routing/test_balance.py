@@ -23,10 +23,10 @@ from gateway.proxy.routing.balance import (
     MESSAGES_BYTES,
     MIN_BYTES,
     USUAL_TOKENS,
-    affine,
+    estimate_tokens,
     least_loaded_position,
+    pick_by_prefix,
     prefix,
-    weigh,
 )
 
 SYSTEM = {"role": "system", "content": "You are helpful. " * 30}
@@ -46,17 +46,20 @@ def request_fields(**fields: Any) -> RequestFields:
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 def test_a_call_weighs_its_prompt_and_requested_answer(field: str) -> None:
-    assert weigh(request_fields(**{field: 100}), 4000) == 1000 + 100
+    assert estimate_tokens(request_fields(**{field: 100}), 4000) == 1000 + 100
 
 
 @pytest.mark.parametrize("limit", [None, "100", 1.5, -3, True, [], 10**30])
 def test_a_limit_without_a_number_weighs_the_usual_or_the_largest_answer(limit: Any) -> None:
-    assert weigh(request_fields(max_tokens=limit), 400) in (100 + USUAL_TOKENS, MAX_TOKENS)
+    assert estimate_tokens(request_fields(max_tokens=limit), 400) in (
+        100 + USUAL_TOKENS,
+        MAX_TOKENS,
+    )
 
 
 def test_no_call_weighs_more_than_the_most() -> None:
-    assert weigh(request_fields(max_tokens=999_999_999), 10) == MAX_TOKENS
-    assert weigh(request_fields(), 32 * 1024 * 1024) == MAX_TOKENS
+    assert estimate_tokens(request_fields(max_tokens=999_999_999), 10) == MAX_TOKENS
+    assert estimate_tokens(request_fields(), 32 * 1024 * 1024) == MAX_TOKENS
 
 
 # --- how a prompt begins ---
@@ -136,7 +139,7 @@ def test_a_short_beginning_has_no_place_of_its_own() -> None:
 def test_any_value_of_messages_is_read_without_complaint(value: Any) -> None:
     call = request_fields(messages=value, prompt=value, input=value, system=value, max_tokens=value)
     assert prefix(call) == prefix(call)
-    assert 1 <= weigh(call, 100) <= MAX_TOKENS
+    assert 1 <= estimate_tokens(call, 100) <= MAX_TOKENS
 
 
 def test_a_beginning_is_the_same_number_in_every_process() -> None:
@@ -156,10 +159,10 @@ def test_a_beginning_is_the_same_number_in_every_process() -> None:
 
 @given(loads_of, tokens_of, keys)
 def test_no_replica_is_taken_beyond_the_bound(loads: list[int], tokens: int, key: int) -> None:
-    position = affine(loads, SEEDS[: len(loads)], tokens, key)
+    position = pick_by_prefix(loads, SEEDS[: len(loads)], tokens, key)
     assert 0 <= position < len(loads)
     assert loads[position] <= BOUND * (sum(loads) + tokens) / len(loads)
-    assert position == affine(loads, SEEDS[: len(loads)], tokens, key)
+    assert position == pick_by_prefix(loads, SEEDS[: len(loads)], tokens, key)
 
 
 @given(loads_of, st.randoms())
@@ -173,17 +176,18 @@ def test_the_least_loaded_replica_is_taken_without_a_beginning(
 
 @given(keys, st.integers(2, 8))
 def test_a_replica_that_goes_moves_only_its_own_prompts(key: int, count: int) -> None:
-    before = affine([0] * count, SEEDS[:count], 100, key)
+    before = pick_by_prefix([0] * count, SEEDS[:count], 100, key)
     for index_of_leaver in set(range(count)) - {before}:
         seeds_left = [seed for index, seed in enumerate(SEEDS[:count]) if index != index_of_leaver]
-        assert seeds_left[affine([0] * (count - 1), seeds_left, 100, key)] == SEEDS[before]
+        assert seeds_left[pick_by_prefix([0] * (count - 1), seeds_left, 100, key)] == SEEDS[before]
 
 
 def test_prompts_spread_evenly_over_replicas() -> None:
     chance = random.Random(5)
     for count in (2, 3, 5, 8):
         counts = Counter(
-            affine([0] * count, SEEDS[:count], 1, chance.getrandbits(32)) for _ in range(8000)
+            pick_by_prefix([0] * count, SEEDS[:count], 1, chance.getrandbits(32))
+            for _ in range(8000)
         )
         assert min(counts.values()) > 0.85 * 8000 / count
         assert max(counts.values()) < 1.15 * 8000 / count
@@ -192,7 +196,7 @@ def test_prompts_spread_evenly_over_replicas() -> None:
 def test_a_prompt_that_everybody_sends_loads_all_replicas_within_the_bound() -> None:
     loads = [0] * 4
     for _ in range(1000):
-        loads[affine(loads, SEEDS[:4], 700, 12345)] += 700
+        loads[pick_by_prefix(loads, SEEDS[:4], 700, 12345)] += 700
     assert max(loads) <= BOUND * sum(loads) / 4 + 700
     assert min(loads) > 0
 
@@ -201,13 +205,13 @@ def test_turns_stay_with_their_replica_while_it_is_not_above_the_others() -> Non
     chance = random.Random(7)
     conversations = [chance.getrandbits(32) for _ in range(200)]
     loads = [0] * 4
-    home = [affine(loads, SEEDS[:4], 700, key) for key in conversations]
+    home = [pick_by_prefix(loads, SEEDS[:4], 700, key) for key in conversations]
     flying: list[tuple[int, int]] = []
     hits = total = 0
     for _ in range(4000):
         number = chance.randrange(200)
         cost = chance.randrange(200, 2000)
-        position = affine(loads, SEEDS[:4], cost, conversations[number])
+        position = pick_by_prefix(loads, SEEDS[:4], cost, conversations[number])
         hits, total = hits + (position == home[number]), total + 1
         loads[position] += cost
         flying.append((position, cost))

@@ -24,10 +24,10 @@ def test_an_engine_has_drained_when_no_table_has_it_and_nothing_is_in_flight() -
     drains = Drains(routes, 300)
     routes.table = table(A)
     assert not drains.is_drained("a"), "a request may come"
-    routes.begin(A)
+    routes.start_request(A)
     routes.table = table()
     assert not drains.is_drained("a")
-    routes.end(A)
+    routes.finish_request(A)
     assert drains.is_drained("a")
 
 
@@ -35,7 +35,7 @@ def test_the_drain_time_begins_after_the_routes_and_anew_when_the_replica_comes_
     routes = Routes()
     drains = Drains(routes, 0)
     routes.table = table(A)
-    routes.begin(A)
+    routes.start_request(A)
     assert not drains.is_drained("a")
     routes.table = table()
     assert drains.is_drained("a"), "nobody waits for its request any longer"
@@ -55,10 +55,10 @@ def test_the_drain_time_begins_after_the_routes_and_anew_when_the_replica_comes_
 async def test_a_waiter_goes_on_when_the_drain_is_over_or_nobody_waits_for_the_requests() -> None:
     routes = Routes()
     drains = Drains(routes, 300)
-    routes.begin(A)
+    routes.start_request(A)
     waiting = asyncio.create_task(drains.wait_until_drained("a"))
     await asyncio.sleep(0)
     assert not waiting.done()
     await drains.wait_until_drained("a", lambda: True)
-    routes.end(A)
+    routes.finish_request(A)
     await waiting

@@ -42,7 +42,7 @@ def routes_with(replica: RoutedReplica, requests: int, queue: int | None = None)
     route = ModelRoute("m", "ready", "", 1700000000, (replica,), "generate")
     routes = Routes(RouteTable({"m": route}), queue)
     for _ in range(requests):
-        routes.begin(replica)
+        routes.start_request(replica)
     return routes
 
 
@@ -123,8 +123,8 @@ async def test_a_batch_gets_a_place_though_every_chat_overtakes_it() -> None:
     for _ in range(OLDEST_TURN - 1):
         assert routes.pick(routes.table.find("m"), Call("chat", "m")) is replica
     assert routes.pick(routes.table.find("m"), Call("chat", "m")) is None
-    routes.end(replica)
-    routes.begin(replica)
+    routes.finish_request(replica)
+    routes.start_request(replica)
     await asyncio.sleep(0)
     assert batch.replica is replica
 
@@ -163,12 +163,12 @@ async def serve_callers(routes: Routes, replica: RoutedReplica, ends: int) -> li
     for _ in range(ends):
         chat = Waiting("chat")
         routes.wait(chat)
-        routes.end(replica)
+        routes.finish_request(replica)
         await asyncio.sleep(0)
         for wait in (batch, chat):
             if wait.replica is not None:
                 callers.append(wait.caller)
-                routes.begin(replica)
+                routes.start_request(replica)
                 wait.replica = None
     return callers
 

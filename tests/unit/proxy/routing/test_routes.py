@@ -45,20 +45,20 @@ def test_pick_takes_the_replica_with_the_least_in_flight() -> None:
     routes = Routes()
     for replica, count in ((A, 2), (B, 1), (C, 3)):
         for _ in range(count):
-            routes.begin(replica)
+            routes.start_request(replica)
     assert pick(routes, route(A, B, C)) is B
-    routes.begin(B)
-    routes.end(A)
+    routes.start_request(B)
+    routes.finish_request(A)
     assert pick(routes, route(A, B, C)) is A
 
 
 def test_pick_takes_the_replica_with_the_least_outstanding_tokens() -> None:
     routes = Routes()
-    routes.begin(A, 5000)
+    routes.start_request(A, 5000)
     for _ in range(3):
-        routes.begin(B, 1000)
+        routes.start_request(B, 1000)
     assert pick(routes, route(A, B), tokens=100) is B
-    routes.end(A, 5000)
+    routes.finish_request(A, 5000)
     assert pick(routes, route(A, B), tokens=100) is A
 
 
@@ -66,10 +66,10 @@ def test_a_prompt_goes_where_it_went_before_until_that_one_has_too_much_to_do() 
     routes = Routes()
     home = pick(routes, route(A, B, C), tokens=100, prefix=77)
     for replica in {A, B, C} - {home}:
-        routes.begin(replica, 1000)
-    routes.begin(home, 1200)
+        routes.start_request(replica, 1000)
+    routes.start_request(home, 1200)
     assert pick(routes, route(A, B, C), tokens=100, prefix=77) is home
-    routes.begin(home, 1000)
+    routes.start_request(home, 1000)
     assert pick(routes, route(A, B, C), tokens=100, prefix=77) is not home
 
 
@@ -90,7 +90,7 @@ def test_a_pick_is_in_the_route_has_room_and_is_not_avoided(
     replicas = {name: RoutedReplica("http://127.0.0.1:9001", name, "m", capacity) for name in "abc"}
     routes = Routes()
     for name, tokens in load:
-        routes.begin(replicas[name], tokens)
+        routes.start_request(replicas[name], tokens)
     possible = {
         name for name in names - {avoid} if capacity is None or routes.in_flight(name) < capacity
     }
@@ -104,14 +104,14 @@ def test_a_pick_is_in_the_route_has_room_and_is_not_avoided(
     assert (replica is None) == (not possible)
     assert replica is None or replica.id in possible
     for name, tokens in load:
-        routes.end(replicas[name], tokens)
+        routes.finish_request(replicas[name], tokens)
     assert routes._loads == {}
 
 
 def test_a_follow_up_goes_to_the_maker_of_its_response_while_that_lives() -> None:
     routes = Routes()
     routes.responses.record(b"resp_1", ANONYMOUS_KEY, B.seed)
-    routes.begin(B, 10_000)
+    routes.start_request(B, 10_000)
     maker = routes.responses.maker_of("resp_1", ANONYMOUS_KEY)
     assert pick(routes, route(A, B, C), tokens=100, maker=maker) is B
     assert pick(routes, route(A, C), tokens=100, maker=maker) in (A, C)
@@ -154,17 +154,17 @@ def test_two_models_asked_in_turn_both_use_all_their_replicas() -> None:
 def test_requests_held_open_spread_evenly() -> None:
     routes = Routes()
     for _ in range(30):
-        routes.begin(pick(routes, route(A, B, C)))
+        routes.start_request(pick(routes, route(A, B, C)))
     assert [routes.in_flight(replica.id) for replica in (A, B, C)] == [10, 10, 10]
     assert routes.total_in_flight == 30
 
 
 def test_the_in_flight_count_of_a_replica_outlives_its_table_and_then_leaves_nothing() -> None:
     routes = Routes(RouteTable({"m": route(A)}))
-    routes.begin(pick(routes, routes.table.find("m")))
+    routes.start_request(pick(routes, routes.table.find("m")))
     routes.table = RouteTable({})
     assert routes.in_flight("a") == 1
-    routes.end(A)
+    routes.finish_request(A)
     assert (routes.in_flight("a"), routes.total_in_flight) == (0, 0)
     assert routes._loads == {}
 
@@ -184,7 +184,7 @@ def test_swapping_tables_forgets_replicas_that_left() -> None:
 def test_an_end_without_begin_is_an_error_and_not_a_negative_count() -> None:
     routes = Routes()
     with pytest.raises(KeyError):
-        routes.end(A)
+        routes.finish_request(A)
     assert routes.total_in_flight == 0
 
 
@@ -251,7 +251,7 @@ class Waiting(QueueWait):
         self.error: FitserveError | None = None
 
     def go(self, replica: RoutedReplica) -> None:
-        self._routes.begin(replica)
+        self._routes.start_request(replica)
         self.replica = replica
 
     def reject(self, error: FitserveError) -> None:
@@ -267,7 +267,7 @@ def full(*replicas: RoutedReplica, queue: int | None = None, **fields: Any) -> R
     among = dataclasses.replace(route(*replicas), **fields)
     routes = Routes(RouteTable({"m": among}), queue)
     for replica in replicas:
-        routes.begin(replica)
+        routes.start_request(replica)
     return routes
 
 
@@ -293,7 +293,7 @@ def test_waiting_requests_go_in_order_of_coming() -> None:
     settle(lambda: arrive(routes, *waiters))
     for turn in range(3):
         assert routes.waiting("m") == 3 - turn
-        settle(lambda: routes.end(SMALL))
+        settle(lambda: routes.finish_request(SMALL))
         assert [waiter.replica for waiter in waiters] == [SMALL] * (turn + 1) + [None] * (2 - turn)
     assert routes._queues == {}
 
@@ -304,7 +304,7 @@ def test_nobody_overtakes_waiting_requests() -> None:
     arrive(routes, first)
 
     def swap_replicas() -> None:
-        routes.end(SMALL)
+        routes.finish_request(SMALL)
         assert routes.pick(routes.table.find("m"), Waiting(routes).call) is None
 
     settle(swap_replicas)
@@ -315,9 +315,9 @@ def test_a_request_bound_to_the_maker_of_a_response_keeps_nobody_from_another_re
     routes = full(SMALL, OTHER)
     bound_request, free = Waiting(routes, maker=SMALL.seed, body=b"{}"), Waiting(routes)
     settle(lambda: arrive(routes, bound_request, free))
-    settle(lambda: routes.end(OTHER))
+    settle(lambda: routes.finish_request(OTHER))
     assert (bound_request.replica, free.replica) == (None, OTHER)
-    settle(lambda: routes.end(SMALL))
+    settle(lambda: routes.finish_request(SMALL))
     assert bound_request.replica is SMALL
 
 
@@ -354,7 +354,7 @@ def test_a_request_that_leaves_the_queue_is_forgotten() -> None:
     settle(lambda: arrive(routes, leaver, stays))
     routes.forget(leaver)
     routes.forget(leaver)
-    settle(lambda: routes.end(SMALL))
+    settle(lambda: routes.finish_request(SMALL))
     assert (leaver.replica, stays.replica) == (None, SMALL)
     routes.forget(stays)
     assert routes._queues == {}
@@ -447,7 +447,7 @@ def test_no_request_is_lost_and_no_replica_has_more_than_it_takes(
             elif action == "end" and flying:
                 waiter_of_event = flying[number % len(flying)]
                 assert waiter_of_event.replica is not None
-                routes.end(waiter_of_event.replica)
+                routes.finish_request(waiter_of_event.replica)
                 ended_waiters.append(waiter_of_event)
             elif action == "leave" and waiting:
                 waiter_of_event = waiting[number % len(waiting)]
@@ -514,10 +514,10 @@ def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> No
 def test_a_replica_is_drained_once_no_table_has_it_and_nothing_is_in_flight() -> None:
     routes = Routes(RouteTable({"m": route(A)}))
     assert not routes.has_drained("a")
-    routes.begin(A)
+    routes.start_request(A)
     routes.table = RouteTable({"m": route()})
     assert not routes.has_drained("a")
-    routes.end(A)
+    routes.finish_request(A)
     assert routes.has_drained("a")
 
 

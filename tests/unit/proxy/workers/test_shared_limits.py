@@ -27,13 +27,13 @@ from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.shared_memory import SharedMemory, SharedTable
 from gateway.proxy.workers import channel
 from gateway.proxy.workers.channel import (
-    Begin,
     Channel,
     KeyTableMessage,
     OtherLoads,
     ReplicaLoad,
     Report,
     ToWorker,
+    WorkerSetup,
 )
 from gateway.proxy.workers.channel import RouteTableMessage as Models
 from gateway.proxy.workers.shared_limits import LimitRows, SharedRateLimiter
@@ -52,8 +52,8 @@ def key(limit: KeyLimits) -> Key:
     return Key("k", DIGEST, SCOPES, None, limit)
 
 
-def begin(workers: int = 2, **changes: object) -> Begin:
-    begin_message = Begin(
+def begin(workers: int = 2, **changes: object) -> WorkerSetup:
+    begin_message = WorkerSetup(
         workers,
         "/control.sock",
         Limits(),
@@ -115,7 +115,7 @@ def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
     pair = Pair(KeyLimits(tokens_per_minute=100))
     permit = pair.workers[0].admit(pair.key, "openai", 0.0)
     assert permit is not None
-    permit.end(TokenCount(100, 30), 0.0)
+    permit.finish(TokenCount(100, 30), 0.0)
     with pytest.raises(RateLimited, match="100 tokens"):
         pair.workers[1].admit(pair.key, "openai", 18.0)
     assert pair.is_admitted(1, 19.0)
@@ -128,7 +128,7 @@ def test_concurrent_requests_are_counted_over_all_living_workers() -> None:
     pair.rows.forget(1)
     assert [pair.is_admitted(0) for _ in range(3)] == [True, True, False]
     assert permits[0] is not None
-    permits[0].end(TokenCount(), 0.0)
+    permits[0].finish(TokenCount(), 0.0)
     assert [pair.is_admitted(1), pair.is_admitted(0)] == [True, False]
 
 
@@ -191,7 +191,7 @@ def test_each_worker_has_its_share_of_a_replica_and_room_left_by_others() -> Non
 
     def count_requests() -> int:
         while routes.pick(ROUTE, Call("chat", "m")) is not None:
-            routes.begin(replica)
+            routes.start_request(replica)
         return routes.in_flight(replica.id)
 
     assert count_requests() == 4  # nothing was heard of the others yet
@@ -200,7 +200,7 @@ def test_each_worker_has_its_share_of_a_replica_and_room_left_by_others() -> Non
     routes.set_other_loads({})
     assert count_requests() == 8
     for _ in range(8):
-        routes.end(replica)
+        routes.finish_request(replica)
     routes.set_other_loads({replica.id: 8})
     assert count_requests() == 4
 
@@ -274,6 +274,6 @@ def test_a_table_with_surrogates_can_be_sent() -> None:
         (*ROUTE.replicas, RoutedReplica("http://x", "m#1", "\ud800")),
         None,
     )
-    table = channel.table_of(RouteTable(MappingProxyType({"m": odd})))
+    table = channel.build_route_message(RouteTable(MappingProxyType({"m": odd})))
     assert msgspec.msgpack.decode(channel.frame(table)[4:], type=Models) == table
     assert [replica.id for replica in table.models[0].replicas] == ["m-0-1"]

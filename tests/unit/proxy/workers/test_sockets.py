@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.proxy.workers.sockets import distribute
+from gateway.proxy.workers.sockets import assign_sockets
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_each_socket_has_a_worker_and_each_worker_a_socket(
         resources = [stack.enter_context(socket.socket()) for _ in range(sockets)]
         assert [
             [resources.index(socket_of_worker) for socket_of_worker in sockets_of_worker]
-            for sockets_of_worker in distribute(resources, workers)
+            for sockets_of_worker in assign_sockets(resources, workers)
         ] == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import Conflict, NotFound, NotReady, QuotaReached, TooLarge
+from gateway.errors import Conflict, NotFound, NotReady, QuotaReachedError, TooLarge
 from gateway.server.batches import file_store
 from gateway.server.batches.file_store import FileStore, NewFile, Quotas, new_id
 from gateway.server.batches.records import BatchRecord, FileRecord
@@ -25,7 +25,7 @@ def add(store: FileStore, content: bytes, owner: str = "a", lifetime_s: float = 
     new_file = NewFile(store, owner)
     try:
         new_file.write(content)
-        return new_file.keep("input.jsonl", "batch", lifetime_s)
+        return new_file.store("input.jsonl", "batch", lifetime_s)
     finally:
         new_file.close()
 
@@ -82,10 +82,10 @@ def test_quotas_hold_for_a_file_a_key_and_all(tmp_path: Path) -> None:
     with pytest.raises(TooLarge, match="over 100 bytes"):
         add(store, b"x" * 101)
     record = add(store, b"x" * 100)
-    with pytest.raises(QuotaReached, match="this key would take more than 150"):
+    with pytest.raises(QuotaReachedError, match="this key would take more than 150"):
         add(store, b"x" * 51)
     add(store, b"x" * 100, owner="b")
-    with pytest.raises(QuotaReached, match="all keys would take more than 250"):
+    with pytest.raises(QuotaReachedError, match="all keys would take more than 250"):
         add(store, b"x" * 51, owner="c")
     store.delete_file("a", record.id)
     add(store, b"x" * 51, owner="c")
@@ -98,11 +98,11 @@ def test_a_key_has_a_bounded_number_of_files_and_batches(
     monkeypatch.setattr(file_store, "MAX_RUNS", 1)
     store = store_at(tmp_path)
     record = add(store, b"x")
-    with pytest.raises(QuotaReached):
+    with pytest.raises(QuotaReachedError):
         add(store, b"x")
     batch = batch_of(record)
     store.add_batch(batch)
-    with pytest.raises(QuotaReached):
+    with pytest.raises(QuotaReachedError):
         store.add_batch(batch_of(record))
     store.save_batch(batch.evolve(status="cancelled"))
     store.add_batch(batch_of(record))
@@ -200,10 +200,10 @@ def test_an_upload_after_the_next_gateway_has_begun_is_refused_in_words(tmp_path
 
     store.check_open = hand_over  # type: ignore[method-assign]
     with pytest.raises(NotReady):
-        new_file.keep("input.jsonl", "batch", 1000)
+        new_file.store("input.jsonl", "batch", 1000)
     store.check_open = check  # type: ignore[method-assign]
     with pytest.raises(NotReady):
-        late_file.keep("input.jsonl", "batch", 1000)
+        late_file.store("input.jsonl", "batch", 1000)
     for file in (new_file, late_file):
         file.close()
     assert list((tmp_path / "files").iterdir()) == []

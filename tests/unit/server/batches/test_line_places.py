@@ -50,8 +50,8 @@ async def waits(places: LinePlaces, new_place: LinePlace) -> bool:
 async def test_a_model_and_a_key_have_their_own_places() -> None:
     places = places_for(10, {"x": 2}, {"b": 1})
     for _ in range(2):
-        places.take(place("x"))
-    places.take(place("y", owner="b"))
+        places.acquire(place("x"))
+    places.acquire(place("y", owner="b"))
     assert await waits(places, place("x"))
     assert await waits(places, place("y", owner="b"))
     assert not await waits(places, place("y"))
@@ -62,7 +62,7 @@ async def test_a_model_and_a_key_have_their_own_places() -> None:
 async def test_all_models_share_the_lines() -> None:
     places = places_for(3)
     for model in "xyz":
-        places.take(place(model))
+        places.acquire(place(model))
     assert await waits(places, place("other"))
     assert places.count == 3
 
@@ -70,7 +70,7 @@ async def test_all_models_share_the_lines() -> None:
 async def test_bytes_are_bounded_but_for_one_large_line() -> None:
     places = places_for(100)
     assert not await waits(places, place(size=3 * MAX_BYTES))
-    places.take(place(size=MAX_BYTES - 10))
+    places.acquire(place(size=MAX_BYTES - 10))
     assert await waits(places, place(size=11))
     assert not await waits(places, place(size=10))
 
@@ -83,11 +83,11 @@ async def test_batches_that_wait_have_places_in_turn() -> None:
         for _ in range(3):
             new_place = place(owner=name)
             await places.wait(new_place)
-            places.take(new_place)
+            places.acquire(new_place)
             order.append(name)
             asyncio.get_running_loop().call_soon(places.release, new_place)
 
-    places.take(place())
+    places.acquire(place())
     tasks = [asyncio.create_task(feed(name)) for name in "xy"]
     await asyncio.sleep(0)
     places.release(place())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.domain.grant import Grant
-from gateway.keys import digest_of, new_key
-from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys, key_of
+from gateway.keys import hash_key, new_key
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys, build_key
 from gateway.secret import Secret
 from gateway.server.batches.owner import key_of_owner, owner_of
 
@@ -12,7 +12,7 @@ GRANT = Grant(name="app")
 
 
 def test_a_later_key_of_the_same_name_is_another_owner() -> None:
-    former_key, later_key = (key_of(GRANT, digest_of(new_key())) for _ in range(2))
+    former_key, later_key = (build_key(GRANT, hash_key(new_key())) for _ in range(2))
     assert owner_of(former_key) != owner_of(later_key)
     keys = Keys(None, None, [later_key])
     assert key_of_owner(owner_of(later_key), keys) == later_key
@@ -31,12 +31,12 @@ def test_a_gateway_without_keys_has_one_owner_until_a_key_is_made() -> None:
     keys = Keys(None, None)
     owner = owner_of(ANONYMOUS_KEY)
     assert key_of_owner(owner, keys) is ANONYMOUS_KEY
-    keys.swap([key_of(GRANT, digest_of(new_key()))])
+    keys.swap([build_key(GRANT, hash_key(new_key()))])
     assert key_of_owner(owner, keys) is None
 
 
 def test_a_token_is_the_owner_that_its_key_is() -> None:
-    key = key_of(GRANT, digest_of(new_key()))
+    key = build_key(GRANT, hash_key(new_key()))
     keys = Keys(None, None, [key])
     token = keys.issue_token(key)
     assert owner_of(keys.check(b"Bearer " + token.reveal_bytes(), "inference")) == owner_of(key)
@@ -44,5 +44,5 @@ def test_a_token_is_the_owner_that_its_key_is() -> None:
 
 
 def test_a_key_that_may_not_ask_models_owns_nothing() -> None:
-    key = key_of(Grant(name="app", scopes=("read",)), digest_of(new_key()))
+    key = build_key(Grant(name="app", scopes=("read",)), hash_key(new_key()))
     assert key_of_owner(owner_of(key), Keys(None, None, [key])) is None

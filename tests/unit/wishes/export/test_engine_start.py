@@ -31,7 +31,7 @@ SPEC = LaunchSpec(
     gpus=("GPU-1", "GPU-2"),
     mounts=(
         Mount(source="/models", target="/models"),
-        Mount(source="cache", target="/cache", read_only=False),
+        Mount(source="cache", target="/cache", is_read_only=False),
     ),
     shm_bytes=1 << 30,
     port=8000,

@@ -18,7 +18,7 @@ from pathlib import Path
 POLL_S = 0.2
 
 
-def note_ends(engines: dict[int, str]) -> None:
+def write_exit_codes(engines: dict[int, str]) -> None:
     """Write `PID CODE` (-9: killed by signal 9) to the file of each engine that has ended.
 
     An engine's file is complete before the process is gone from the table of processes.
@@ -58,7 +58,7 @@ def become_writer(engines: dict[int, str]) -> None:
 def main(engines: dict[int, str]) -> None:
     """Note the exit codes of these children."""
     while engines:
-        note_ends(engines)
+        write_exit_codes(engines)
         time.sleep(POLL_S)
 
 

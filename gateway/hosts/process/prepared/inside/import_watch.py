@@ -120,13 +120,13 @@ class ImportWatch:
         pid = os.fork()
         if pid == 0:
             try:
-                _end_with_parent()
+                _stop_with_parent()
                 for name in names:
                     self._import(name)
                     os.write(writer, b".")
             except Unforkable as error:
                 print(f"A module is left to the fork: {error}.", file=sys.stderr)  # noqa: T201
-                end_children()
+                kill_children()
             finally:
                 sys.stderr.flush()
                 os._exit(0)
@@ -276,7 +276,7 @@ def children() -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
-def end_children() -> None:
+def kill_children() -> None:
     """Kill the processes that this process started."""
     for pid in children():
         with suppress(ProcessLookupError, ChildProcessError):
@@ -284,16 +284,16 @@ def end_children() -> None:
             os.waitpid(pid, 0)
 
 
-def _end_with_parent() -> None:
+def _stop_with_parent() -> None:
     """Ask Linux for SIGKILL at the end of the parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def begin_anew(restarts: int) -> None:
+def restart(restarts: int) -> None:
     """Replace this process by a new one of the same command. Raises SystemExit after too many."""
     if restarts >= MAX_RESTARTS:
         raise SystemExit(f"{restarts} modules cannot be forked; there may be more.")
-    end_children()
+    kill_children()
     sys.stdout.flush()
     sys.stderr.flush()
     command = [sys.executable, *sys.orig_argv[1:-1], str(restarts + 1)]

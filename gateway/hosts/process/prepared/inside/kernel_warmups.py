@@ -217,8 +217,8 @@ def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool
     reply_count = 0
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for _ in range(count):
-            process, replies = begin_compiler(command)
-            stack.callback(end_compiler, process, replies)
+            process, replies = start_compiler(command)
+            stack.callback(stop_compiler, process, replies)
             selector.register(replies, selectors.EVENT_READ, process)
             send_line(process, waiting_lines)
         while selector.get_map():
@@ -233,7 +233,7 @@ def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool
     return reply_count == len(lines)
 
 
-def begin_compiler(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+def start_compiler(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
     """A process, and the descriptor of its replies."""
     replies, writer = os.pipe()
     try:
@@ -263,7 +263,7 @@ def send_line(process: subprocess.Popen[bytes], waiting_lines: Iterable[str]) ->
     return True
 
 
-def end_compiler(process: subprocess.Popen[bytes], replies: int) -> None:
+def stop_compiler(process: subprocess.Popen[bytes], replies: int) -> None:
     process.kill()
     process.communicate()
     os.close(replies)

@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from . import exit_codes, forked_calls, kernel_builds, kernel_warmups
-from .import_watch import ImportWatch, LearningFinder, Unforkable, begin_anew
+from .import_watch import ImportWatch, LearningFinder, Unforkable, restart
 
 MAX_REQUEST = 4 * 1024 * 1024
 GO_S = 10.0
@@ -59,7 +59,7 @@ def main(folder: Path, restarts: int) -> None:
         watch.import_all(spec["modules"])
     except Unforkable as error:
         print(f"A module is left to the fork: {error}.", file=sys.stderr)  # noqa: T201
-        begin_anew(restarts)
+        restart(restarts)
     gc.collect()
     gc.freeze()
     server = ForkServer(folder, watch, changes(spec["env"], os.environ))
@@ -88,7 +88,7 @@ class ForkServer:
         self._oom_score = _OOM_SCORE.read_text()
         _OOM_SCORE.write_text("1000")
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         self._listener = listen(folder / "socket")
@@ -97,7 +97,7 @@ class ForkServer:
         for number in (self._woken, self._listener.fileno()):
             self._poll.register(number, select.POLLIN)
 
-    def _end(self, *_: object) -> None:
+    def _stop(self, *_: object) -> None:
         self._ends = True
 
     def serve(self, idle_s: float) -> list[str] | None:
@@ -112,7 +112,7 @@ class ForkServer:
                     self._accept()
                 elif (argv := self._read(number)) is not None:
                     return argv
-            exit_codes.note_ends(self.engines)
+            exit_codes.write_exit_codes(self.engines)
             if self._connections:
                 used_at = time.monotonic()
         if self._is_reachable():
@@ -190,7 +190,7 @@ class ForkServer:
         try:
             os.setsid()
             self._leave(connection)
-            begin_engine(connection, request, self._oom_score)
+            start_engine(connection, request, self._oom_score)
             change_environment(self._changes)
             forked_calls.replace_calls(request["forked_calls"])
             sys.meta_path.insert(0, LearningFinder(self._folder / "learned"))
@@ -218,7 +218,7 @@ class ForkServer:
         self.engines.clear()
 
 
-def begin_engine(connection: socket.socket, request: dict[str, Any], oom_score: str) -> None:
+def start_engine(connection: socket.socket, request: dict[str, Any], oom_score: str) -> None:
     """Give this fork the environment of a plain start, and wait until it may go on."""
     _OOM_SCORE.write_text(oom_score)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -53,7 +53,7 @@ function head(attempt, showLog) {
         [
           `replica ${attempt.replica}`,
           `${tokens(attempt.max_model_len)} context`,
-          attempt.otherwise,
+          attempt.default_differences,
           moment(attempt.started_at),
           took,
         ]

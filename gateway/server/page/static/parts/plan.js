@@ -217,8 +217,8 @@ export function otherPlans(decision) {
     rejection.reasons.join("; "),
   ]);
   const missing = (decision.engines ?? [])
-    .filter((engine) => !engine.here)
-    .map((row) => [row.engine.replace("==", " "), row.why, row.gives, row.do]);
+    .filter((engine) => !engine.is_available)
+    .map((row) => [row.engine.replace("==", " "), row.reason, row.gain_text, row.remedy]);
   return [
     alternatives.length
       ? section(
@@ -248,7 +248,7 @@ export function otherPlans(decision) {
 /** A decision: the best plan, or why there is none. */
 export function decisionView(decision) {
   const plan = decision.plans[0];
-  const takes = decision.takes ?? [];
+  const takes = decision.taken_offers ?? [];
   if (!plan) {
     return [
       h("p", { class: "problem" }, "No plan fits."),

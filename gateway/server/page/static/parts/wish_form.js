@@ -371,11 +371,11 @@ export function differences(rows) {
       h(
         "li",
         {},
-        h("span", { class: "label" }, row.what),
+        h("span", { class: "label" }, row.field),
         " ",
-        h("del", {}, row.old ?? "–"),
+        h("del", {}, row.former ?? "–"),
         " → ",
-        h("ins", {}, row.new ?? "–"),
+        h("ins", {}, row.present ?? "–"),
       ),
     ),
   );

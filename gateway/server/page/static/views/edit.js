@@ -1,4 +1,4 @@
-// Another wish for a model that is there: what would be otherwise is shown before anything is done.
+// The form that changes a model: it shows the differences before it applies them.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { duration } from "../format.js";
@@ -50,7 +50,7 @@ export function edit(view) {
         status,
         answer.reason
           ? `No plan: ${answer.reason}`
-          : answer.anew
+          : answer.restarts_engines
             ? "New engines are started. If there is room, the old ones serve until then."
             : [
                 "No engine is restarted.",
@@ -99,8 +99,8 @@ export function edit(view) {
     ),
     h(
       "section",
-      { class: "card", "aria-labelledby": "otherwise" },
-      h("h2", { id: "otherwise" }, "Changes"),
+      { class: "card", "aria-labelledby": "changes" },
+      h("h2", { id: "changes" }, "Changes"),
       status,
       rows,
     ),

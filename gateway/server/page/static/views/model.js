@@ -250,7 +250,7 @@ function planContent(view) {
         { class: "card" },
         h("h2", {}, "A better plan"),
         h("p", {}, view.rival.words),
-        h("p", { class: "muted" }, view.rival.do),
+        h("p", { class: "muted" }, view.rival.command),
       ),
     );
   if (view.abilities) cards.push(abilities(view.abilities));

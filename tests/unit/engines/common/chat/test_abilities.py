@@ -32,7 +32,9 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
         value in
               (("tool_parser", tools), ("reasoning_parser", reasoning))}  # fmt: skip
     length = new_plan.max_model_len.evolve(value=context)
-    return new_plan.evolve(model=new_plan.model.evolve(chat=True), max_model_len=length, **choices)
+    return new_plan.evolve(
+        model=new_plan.model.evolve(has_chat=True), max_model_len=length, **choices
+    )
 
 
 @pytest.mark.parametrize(

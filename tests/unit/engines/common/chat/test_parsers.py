@@ -133,7 +133,7 @@ def test_the_plan_starts_the_engine_with_both_parsers() -> None:
     model = taught(HERMES + "</think>{% if enable_thinking %}", "qwen3")
     hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(
-        model, hardware, engines, wish(), rules=rules, pace=PROFILES.pace, parsers=TABLE
+        model, hardware, engines, wish(), rules=rules, speed_knowledge=PROFILES.pace, parsers=TABLE
     ).plans[0]
     assert (best.tool_parser.value, best.reasoning_parser.value) == ("hermes", "qwen3")
     assert {
@@ -154,7 +154,7 @@ def test_a_user_has_the_last_word() -> None:
         engines,
         request,
         rules=rules,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
         parsers=TABLE,
     ).plans[0]
     assert (best.tool_parser.value, best.tool_parser.source) == ("mistral", "user")

@@ -43,7 +43,7 @@ def test_tools_and_thoughts_follow_from_the_template_of_the_user(
     ref: str, published: str | None
 ) -> None:
     plan = make_plan(ref, published, GIVEN)
-    assert (plan.tool_parser.value, plan.reasoning_parser.value, plan.model.chat) == (
+    assert (plan.tool_parser.value, plan.reasoning_parser.value, plan.model.has_chat) == (
         "hermes",
         "qwen3",
         True,
@@ -79,15 +79,15 @@ def test_one_other_letter_in_the_template_is_another_start() -> None:
     other_template = GIVEN.evolve(text=GIVEN.text + " ")
     old_plan, new_plan = make_plan(template=GIVEN), make_plan(template=other_template)
     assert not starts_same_engine(new_plan, old_plan)
-    assert "chat template" in [plan.what for plan in diff_plans(old_plan, new_plan)]
+    assert "chat template" in [plan.field for plan in diff_plans(old_plan, new_plan)]
     (difference,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other_template))
-    assert (difference.what, difference.old, difference.new) == (
+    assert (difference.field, difference.former, difference.present) == (
         "chat_template",
         str(GIVEN),
         str(other_template),
     )
     (wish_difference,) = diff_wishes(wish(chat_template=GIVEN), wish())
-    assert wish_difference.new is None
+    assert wish_difference.present is None
 
 
 @pytest.mark.parametrize(

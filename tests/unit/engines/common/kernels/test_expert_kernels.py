@@ -324,7 +324,7 @@ def test_the_rules_name_only_backends_that_they_describe_and_describe_none_in_va
     names = {
         name
         for method in rules.methods
-        for names in (method.backends, *method.forced.values())
+        for names in (method.backends, *method.backends_by_flag.values())
         for name in names
     }
     assert names == set(rules.backends)

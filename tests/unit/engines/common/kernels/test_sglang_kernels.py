@@ -10,7 +10,7 @@ import pytest
 from gateway.engines.common.kernels.expert_kernels import choose_moe
 from gateway.engines.common.kernels.linear import KernelChoice, choose
 from gateway.engines.common.layers.build import build
-from gateway.engines.common.refusal import Refused
+from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.variant import Variant
 from gateway.engines.sglang.engine import SglangRules
 from gateway.models.experts import expert_traits
@@ -135,7 +135,7 @@ def test_fp8_experts_crash_without_their_type_in_triton_and_no_flag_helps(
 def test_weights_that_do_not_fit_whole_are_not_quantized_at_load(
     version: str,
 ) -> None:
-    refusal = Refused("no_memory", "60 GiB are needed", "memory model")
+    refusal = RefusalError("no_memory", "60 GiB are needed", "memory model")
     offers = {
         engine.kind: [
             variant.quantization
@@ -165,7 +165,7 @@ def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vai
     named_runners = {
         name
         for method in rules.methods
-        for names in (method.backends, *method.forced.values())
+        for names in (method.backends, *method.backends_by_flag.values())
         for name in names
     }
     assert named_runners == set(rules.backends)

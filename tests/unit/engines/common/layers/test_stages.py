@@ -9,8 +9,8 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import (
     field_against_stages,
-    layers_of,
     parts_of_every_stage,
+    split_layers,
     stage,
     stage_model,
 )
@@ -46,12 +46,12 @@ def test_each_engine_gives_remaining_layers_to_its_own_stages() -> None:
     """The lines that both print: 'Hidden layers were unevenly partitioned' of vLLM; the last have
     one more in SGLang."""
     whole = build(published_model("llama-3.1-8b"))
-    assert [layers_of(whole, NEWEST_KIND, count) for count in (2, 3, 5)] == [
+    assert [split_layers(whole, NEWEST_KIND, count) for count in (2, 3, 5)] == [
         (16, 16),
         (11, 11, 10),
         (6, 6, 7, 7, 6),
     ]
-    assert [layers_of(whole, OTHER_KIND, count) for count in (2, 3, 5)] == [
+    assert [split_layers(whole, OTHER_KIND, count) for count in (2, 3, 5)] == [
         (16, 16),
         (10, 11, 11),
         (6, 6, 6, 7, 7),

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gateway.domain import AskedCache
 from gateway.engines.common.memory.asked_cache import CountedCache
-from gateway.engines.vllm.kv_cache import BlockTable, Cache
+from gateway.engines.vllm.kv_cache import BlockTable, CacheLayout
 
 PAGE = 4096
 
 
-def answered_cache(cache: Cache, longest: int, block: int) -> CountedCache:
+def answered_cache(cache: CacheLayout, longest: int, block: int) -> CountedCache:
     """The answer of an engine with this cache, as `cache` in gateway/engines/vllm/inside/answers.py
     asks."""
     blocks = sorted({round(2 ** (step / 4)) for step in range(80)})
@@ -30,7 +30,7 @@ def answered_cache(cache: Cache, longest: int, block: int) -> CountedCache:
 def test_nothing_is_lost_if_every_layer_keeps_every_token(
     longest: int, length: int, block: int
 ) -> None:
-    cache = Cache(block, PAGE, (BlockTable("full", 8, block, PAGE),), 1, 0)
+    cache = CacheLayout(block, PAGE, (BlockTable("full", 8, block, PAGE),), 1, 0)
     engine_cache, length = answered_cache(cache, longest, block), min(length, longest)
     assert engine_cache.bytes_for(length, 0) == cache.bytes_for(length, 0)
     room = 1000 * PAGE
@@ -44,7 +44,10 @@ def test_a_token_of_a_long_request_costs_only_full_attention() -> None:
         BlockTable("sliding", 4, 16, PAGE, window=1024),
         BlockTable("state", 4, 16, PAGE, states=2),
     )
-    assert answered_cache(Cache(16, PAGE, tables, 1, 0), 131_072, 16).bytes_per_token == PAGE // 16
+    assert (
+        answered_cache(CacheLayout(16, PAGE, tables, 1, 0), 131_072, 16).bytes_per_token
+        == PAGE // 16
+    )
 
 
 def test_a_cache_that_keeps_nothing_has_room_for_everything() -> None:

@@ -34,7 +34,7 @@ def scheme(
     *,
     experts: bool = False,
 ) -> Any:
-    return parse(Quant(method=method, config=block)).scheme_of(*layer, experts=experts)
+    return parse(Quant(method=method, config=block)).scheme_of(*layer, has_experts=experts)
 
 
 def compressed_scheme(
@@ -148,12 +148,12 @@ def test_experts_may_have_fewer_bits_than_their_block_says() -> None:
         "expert_dtype": "fp4",
     }
     quantization = parse(model_from_config(fields).quant)
-    assert quantization.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme(
+    assert quantization.scheme_of("model.layers.3.mlp.experts", has_experts=True) == scheme(
         "mxfp4", {}, experts=True
     )
     assert quantization.scheme_of(*DOWN) == scheme("fp8", QUANTS["fp8-block"])
     plain = parse(model_from_config({**fields, "expert_dtype": "fp8"}).quant)
-    assert plain.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme(
+    assert plain.scheme_of("model.layers.3.mlp.experts", has_experts=True) == scheme(
         "fp8", QUANTS["fp8-block"]
     )
 
@@ -386,8 +386,8 @@ def test_experts_missing_in_a_mixed_block_follow_the_module_beside_them() -> Non
     )
     name = "model.layers.0.moe.experts"
     later = frozenset({EXPERTS_BY_SIBLINGS})
-    assert parse(quant).scheme_of(name, experts=True) == UNQUANTIZED_SCHEME
-    layer_scheme = parse(quant, traits=later).scheme_of(name, experts=True)
+    assert parse(quant).scheme_of(name, has_experts=True) == UNQUANTIZED_SCHEME
+    layer_scheme = parse(quant, traits=later).scheme_of(name, has_experts=True)
     assert layer_scheme == Scheme(kind="fp8_tensor", bits=8, static_activation=True)
 
 
@@ -470,7 +470,7 @@ def test_no_block_raises(method: str, block: dict[str, Any]) -> None:
     for name, parts in (QKV, DOWN, ("lm_head", ()), ("", ())):
         for experts in (False, True):
             assert isinstance(
-                quantization.scheme_of(name, parts, experts=experts), Scheme | UnknownScheme
+                quantization.scheme_of(name, parts, has_experts=experts), Scheme | UnknownScheme
             )
 
 

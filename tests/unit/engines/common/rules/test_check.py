@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.engines.common.rules.check import Check, Undecided, first_refusal
+from gateway.engines.common.rules.check import Check, UnknownSubject, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
 from gateway.errors import SettingsError
 from gateway.profiles.profile_tables import shipped_profiles
@@ -71,7 +71,7 @@ def test_an_unknown_value_is_no_refusal() -> None:
         {"any_of": [{"nope_dims": [1]}]},
     ):
         reason = refusal(**conditions)
-        assert isinstance(reason, Undecided)
+        assert isinstance(reason, UnknownSubject)
         assert reason == "qk_nope_head_dim is not known"
     assert (
         first_refusal([Check(), Check.model_validate({"max_head": 8})], AMPERE)

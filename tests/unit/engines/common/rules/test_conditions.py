@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.engines.common.rules.check import Check
-from gateway.engines.common.rules.conditions import CONDITIONS, Undecided
+from gateway.engines.common.rules.conditions import CONDITIONS, UnknownSubject
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
 from gateway.models.scheme import LinearShape, MoeShape, Scheme
 from gateway.profiles.profiles import Profiles
@@ -73,9 +73,9 @@ def test_a_condition_never_fails_on_a_subject_without_its_field(name: str) -> No
         "enabled",
     )
     if name in (*about_the_machine, "activations", "block_multiple"):
-        assert not isinstance(reason, Undecided)
+        assert not isinstance(reason, UnknownSubject)
     else:
-        assert isinstance(reason, Undecided)
+        assert isinstance(reason, UnknownSubject)
         assert reason.endswith("is not known")
 
 

@@ -46,7 +46,7 @@ def no_backend(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]
         "FLASHINFER": "non-causal attention not supported",
     }
     refusals = tuple(Refusal(kernel=kernel, reason=reason) for kernel, reason in reasons.items())
-    return tuple(row(group, None, "none").evolve(refused=refusals) for group in groups)
+    return tuple(row(group, None, "none").evolve(refusals=refusals) for group in groups)
 
 
 # --- seed case 003: a DFlash drafter for Gemma 4 on two RTX 3090 ---

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain import Fact, Plan, Served
+from gateway.domain import Fact, Plan, TrafficSums
 from gateway.engines.common.speed.client_traffic import (
     ClockTables,
-    clock_of,
+    build_clock,
     highest,
     learn_from_traffic,
     ratios,
@@ -37,7 +37,7 @@ PLAN = make_decision(concurrency=32).plans[0]
 
 
 def clock(plan: Plan = PLAN) -> StepClock:
-    step_clock = clock_of(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
+    step_clock = build_clock(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
     assert step_clock is not None
     return step_clock
 
@@ -49,7 +49,7 @@ def serve(
     prompt: int = 300,
     output: int = 200,
     spread: float = 0.0,
-) -> Served:
+) -> TrafficSums:
     """The counts of an engine that takes the expected time for each step and each prompt, over
     `part`. As many ask at once, each again when it has its answer; spread: the part of the time for
     which they rest in between."""
@@ -246,7 +246,7 @@ def test_a_bench_wins_over_served_traffic() -> None:
         [engine("cuda")],
         wish(gpus=1, replicas=1, concurrency=32),
         other_facts,
-        pace=PROFILES.pace,
+        speed_knowledge=PROFILES.pace,
     )
     assert total(like.plans[0]) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
 

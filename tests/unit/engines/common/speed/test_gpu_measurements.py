@@ -10,19 +10,24 @@ from typing import Any
 import pytest
 
 from gateway.domain import Fact, Gpu, Hardware
-from gateway.engines.common.speed.gpu_measurements import Measured, cards, reach, uuids
+from gateway.engines.common.speed.gpu_measurements import (
+    MachineMeasurements,
+    cards,
+    link_class,
+    uuids,
+)
 from gateway.engines.common.speed.machine import (
+    LinkEfficiency,
     Machine,
-    Reference,
+    ReferenceFigures,
     SpeedKnowledge,
-    WirePart,
-    machine_of,
+    build_machine,
 )
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine
 
-WIRE = WirePart(part=0.75, latency_s=12e-6)
-REFERENCE = Reference(
+WIRE = LinkEfficiency(part=0.75, latency_s=12e-6)
+REFERENCE = ReferenceFigures(
     source="made up",
     memory=0.86,
     flops={"bfloat16": 0.75, "fp8": 0.65, "int8": 0.65},
@@ -44,7 +49,7 @@ def fact(subject: str, group: Iterable[Gpu], value: float, **scope: str) -> Fact
 
 def reduce_facts(hardware: Hardware, group: list[Gpu], **nanoseconds: int) -> list[Fact]:
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
-    about = {"cards": cards(group), "links": reach(group, links)}
+    about = {"cards": cards(group), "links": link_class(group, links)}
     return [
         fact("all_reduce", group, time_ns, bytes=size.removeprefix("b"), **about)
         for size, time_ns in nanoseconds.items()
@@ -60,8 +65,12 @@ def make_machine(
     gpus: Any = None,
 ) -> Machine | None:
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
-    return machine_of(
-        gpus or hardware.gpus[:count], links, PACE, Measured(facts), has_direct_links=direct
+    return build_machine(
+        gpus or hardware.gpus[:count],
+        links,
+        PACE,
+        MachineMeasurements(facts),
+        has_direct_links=direct,
     )
 
 
@@ -168,7 +177,9 @@ def test_only_measurements_that_need_no_reference_are_taken_without_one() -> Non
         fact("memory", GEFORCE.gpus[:1], 1e9),
     ]
     links = {frozenset((link.a, link.b)): link for link in GEFORCE.links}
-    speed_machine = machine_of(GEFORCE.gpus, links, pace, Measured(facts), has_direct_links=False)
+    speed_machine = build_machine(
+        GEFORCE.gpus, links, pace, MachineMeasurements(facts), has_direct_links=False
+    )
     assert speed_machine is not None
     assert speed_machine.memory == 936.2e9
     assert (
@@ -176,11 +187,11 @@ def test_only_measurements_that_need_no_reference_are_taken_without_one() -> Non
         == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA GeForce RTX 3090"
     )
     gpu = GEFORCE.gpus[0].evolve(name="NVIDIA Nobody 9000")
-    lone_machine = machine_of(
+    lone_machine = build_machine(
         [gpu],
         {},
         pace,
-        Measured([fact("memory", [gpu], 9e11), fact("float16", [gpu], 1e14)]),
+        MachineMeasurements([fact("memory", [gpu], 9e11), fact("float16", [gpu], 1e14)]),
         has_direct_links=False,
     )
     assert lone_machine is not None
@@ -196,7 +207,7 @@ def test_days_are_those_of_the_calendar() -> None:
         4_107_542_400,
         *range(1_700_000_000, 1_900_000_000, 7_654_321),
     ]
-    measurements = Measured(
+    measurements = MachineMeasurements(
         fact("memory", [], 1).evolve(scope={"what": "memory", "gpus": str(at)}, at=float(at))
         for at in seconds
     )
@@ -208,9 +219,9 @@ def test_days_are_those_of_the_calendar() -> None:
 
 def test_the_last_measurement_counts_and_one_size_alone_says_nothing() -> None:
     gpu = H100.gpus[0]
-    twice = Measured([fact("memory", [gpu], 1), fact("memory", [gpu], 2)])
+    twice = MachineMeasurements([fact("memory", [gpu], 1), fact("memory", [gpu], 2)])
     number = twice.number(gpu, "memory")
     assert number is not None
     assert number.value == 2
-    measurements = Measured(reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000))
+    measurements = MachineMeasurements(reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000))
     assert measurements.all_reduce(H100.gpus[:2], {frozenset((0, 1)): H100.links[0]}) is None

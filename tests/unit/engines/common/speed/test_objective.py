@@ -99,6 +99,6 @@ def test_a_published_weakness_outweighs_a_few_tokens_of_context() -> None:
 
 
 def test_one_engine_is_better_than_copies_that_give_no_more() -> None:
-    single_engine, copies = Penalties(False, 0, 0), Penalties(False, 0, 0, copies=True)
+    single_engine, copies = Penalties(False, 0, 0), Penalties(False, 0, 0, has_copies=True)
     assert rating(100, single_engine) > rating(101, copies)
     assert rating(100, single_engine) < rating(104, copies)

@@ -9,7 +9,7 @@ from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.speed.count import Model, rank_work
 from gateway.engines.common.speed.expectation import lengths
-from gateway.engines.common.speed.machine import Graphs, Machine, Part, Wire
+from gateway.engines.common.speed.machine import Graphs, Machine, PeakShare, RankLink
 from gateway.engines.common.speed.step import StepClock
 from gateway.engines.common.speed.work import RankWork
 from gateway.engines.registry import engine_kind
@@ -21,8 +21,8 @@ from tests.support.versions import NEWEST_VLLM, VLLM_REF
 PROFILES = Profiles()
 TABLE, VLLM = PROFILES.pace.table, PROFILES.engine(VLLM_REF)
 NONE = Graphs(0, 0)
-WHOLE = Part(memory=1, flops=1)
-H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, Wire(300e9, 8e-6), "")
+WHOLE = PeakShare(memory=1, flops=1)
+H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, RankLink(300e9, 8e-6), "")
 
 
 def work(name: str, tp: int = 1, pp: int = 1) -> RankWork:
@@ -46,7 +46,9 @@ def test_one_request_reads_every_weight_once() -> None:
 
 
 def test_a_prompt_takes_as_long_as_its_products() -> None:
-    free = TABLE.evolve(layer_s=0.0, step_s=0.0, first_s=0.0, dense=WHOLE, attention=WHOLE)
+    free = TABLE.evolve(
+        layer_s=0.0, step_s=0.0, request_overhead_s=0.0, dense=WHOLE, attention=WHOLE
+    )
     seconds = StepClock(work("llama-3.1-8b"), H100, free).first_token_s(8192, 8192)
     assert seconds == pytest.approx(2 * 7.0e9 * 8192 / 989e12, rel=0.2)
 
@@ -93,7 +95,7 @@ def test_ranks_that_reach_each_other_badly_gain_little() -> None:
     lone_step_clock = StepClock(work("llama-3.1-8b"), H100, TABLE)
     pair_work = work("llama-3.1-8b", tp=2)
     near = StepClock(pair_work, H100, TABLE).decode_s(1, 1000)
-    far = StepClock(pair_work, H100.evolve(wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
+    far = StepClock(pair_work, H100.evolve(wire=RankLink(5e9, 100e-6)), TABLE).decode_s(1, 1000)
     assert near < lone_step_clock.decode_s(1, 1000) < far
 
 
@@ -180,9 +182,9 @@ def test_a_step_that_waits_for_the_cpu_decodes_beside_the_prompt() -> None:
         for graphs in (Graphs(64, 64), Graphs())
     )
     assert graphs.decode_s(64, 576) < 48 * 0.01
-    seconds = 64 * 128 / waiting.apart_per_s(64, 512, 128, 8192)
+    seconds = 64 * 128 / waiting.mixed_tokens_per_s(64, 512, 128, 8192)
     steps_s = 64 * graphs.decode_s(64, 576) + 64 * 48 * 0.01
-    assert seconds == pytest.approx(steps_s + TABLE.first_s)
+    assert seconds == pytest.approx(steps_s + TABLE.request_overhead_s)
 
 
 def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
@@ -206,7 +208,7 @@ def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_
         False,
         True,
     ]
-    whole, half = TABLE.evolve(narrow=1.0), TABLE.evolve(narrow=0.5)
+    whole, half = TABLE.evolve(narrow_head_share=1.0), TABLE.evolve(narrow_head_share=0.5)
     assert StepClock(narrow, H100, half).pairs_s(4096) == pytest.approx(
         2 * StepClock(narrow, H100, whole).pairs_s(4096)
     )
@@ -214,14 +216,14 @@ def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_
     small = wide.evolve(
         readings=tuple(reading._replace(has_8_bit_cache=True) for reading in wide.readings)
     )
-    quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
+    quick = TABLE.evolve(eight_bit_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
     assert StepClock(small, H100, quick).pairs_s(4096) == pytest.approx(
         StepClock(wide, H100, quick).pairs_s(4096) / 2
     )
 
 
 def test_requests_that_come_together_begin_one_behind_the_other() -> None:
-    whole, late = work("llama-3.1-8b"), TABLE.evolve(admit_s=1.0)
+    whole, late = work("llama-3.1-8b"), TABLE.evolve(admission_s=1.0)
     assert (
         StepClock(whole, H100, late).prompts_s(8, 512, 8192)
         > 8
@@ -237,9 +239,15 @@ def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_o
     mixed_clock, separate = (
         StepClock(work(name), H100, TABLE.kind_table(kind)) for kind in ("vllm", "sglang")
     )
-    plain_clock = StepClock(work(name), H100, TABLE.kind_table("vllm").evolve(separate=True))
-    assert plain_clock.apart_per_s(64, 512, 128, 8192) < mixed_clock.apart_per_s(64, 512, 128, 8192)
-    assert separate.apart_per_s(64, 512, 128, 8192) < separate.total_per_s(64, 512, 128, 8192)
+    plain_clock = StepClock(
+        work(name), H100, TABLE.kind_table("vllm").evolve(has_separate_prefill=True)
+    )
+    assert plain_clock.mixed_tokens_per_s(64, 512, 128, 8192) < mixed_clock.mixed_tokens_per_s(
+        64, 512, 128, 8192
+    )
+    assert separate.mixed_tokens_per_s(64, 512, 128, 8192) < separate.total_per_s(
+        64, 512, 128, 8192
+    )
 
 
 @pytest.mark.parametrize("context", [1, 2, 5, 4096, 10**6])

@@ -301,13 +301,13 @@ def test_calls_without_a_sound_process_are_not_done(tmp_path: Path) -> None:
 def test_a_process_without_a_reply_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_warmups, "LIMIT_S", 0.2)
     processes: list[Any] = []
-    begin: Callable[..., Any] = kernel_warmups.begin_compiler
+    begin: Callable[..., Any] = kernel_warmups.start_compiler
 
     def note(command: Any) -> Any:
         processes.append(begin(command))
         return processes[-1]
 
-    monkeypatch.setattr(kernel_warmups, "begin_compiler", note)
+    monkeypatch.setattr(kernel_warmups, "start_compiler", note)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert not kernel_warmups.make_calls(command, ["{}"], 2)
     assert [process.returncode for process, _ in processes] == [-9, -9]
