@@ -124,6 +124,14 @@ class CureRows(NamedTuple):
     features: tuple[Feature, ...] = ()
 
 
+class Description(NamedTuple):
+    """The texts of a failure: its message, the step beneath the message, and all steps."""
+
+    message: str
+    advice: str
+    steps: tuple[str, ...]
+
+
 class Cures:
     """The rows of cures, compiled. is_narrowed: only versions for one machine are named."""
 
@@ -409,13 +417,8 @@ class Cures:
         known_versions = self.rows.versions.get(kind, ())
         return code_versions(self.rows.history(kind), f"{kind}=={version}", shape, known_versions)
 
-    def describe(
-        self, row: FailureSignature | Remedy, case: Case
-    ) -> tuple[str, str, tuple[str, ...]]:
-        """Message, advice and steps of a failure.
-
-        The row's own where every value in them is known, else those of its kind.
-        """
+    def describe(self, row: FailureSignature | Remedy, case: Case) -> Description:
+        """The row's own texts where every value in them is known, else those of its kind."""
         kind = self.remedies.get(row.kind, _NO_REMEDY)
         levers = [lever for lever in self.rows.levers if _lever_holds(lever, case)]
         message = (
@@ -424,7 +427,8 @@ class Cures:
             or "The engine failed."
         )
         steps, advice = _steps_and_advice(row, kind, levers, case)
-        return " ".join(filter(None, (message, _lever_message(levers, case)))), advice, steps
+        message = " ".join(filter(None, (message, _lever_message(levers, case))))
+        return Description(message, advice, steps)
 
     def add_remedy(self, failure: Failure, scalars: Mapping[str, Scalar]) -> Failure:
         """The failure with the steps of its kind, where it has none. The failure's own advice goes

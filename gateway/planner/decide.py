@@ -9,7 +9,7 @@ code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from gateway.domain import Decision, Engine, Hardware, Plan, RejectedPlan, RuleGap, Wish
 from gateway.domain.sharing import NO_SHARING
@@ -153,59 +153,77 @@ def rank_plans(
     """The plans, best first.
 
     A plan to restore comes first. Then count the properties that matter for every goal
-    (`_class`), and among equal plans the rating for the goal of the wish.
+    (`_losses_and_proof`), and among equal plans the rating for the goal of the wish.
     """
     wish = inputs.wish
     longest_context = wanted_context(inputs.spec, wish, {})
     context_wanted = _attainable_context(plans, age_by_engine, longest_context)
     useful = _attainable_context(plans, age_by_engine, min(MIN_USEFUL, longest_context))
-    cost, tokens_needed = gpu_discount(wish), needed_tokens(wish, inputs.spec)
-    gpus = len(inputs.hardware.gpus) * inputs.alike_nodes
-    restored = (
-        inputs.sharing.plan_to_restore.fingerprint
-        if inputs.sharing.plan_to_restore is not None
-        else None
-    )
+    tokens_needed = needed_tokens(wish, inputs.spec)
+    gpu_count = len(inputs.hardware.gpus) * inputs.alike_nodes
+    plan_to_restore = inputs.sharing.plan_to_restore
 
-    def key(plan: Plan) -> tuple[Any, ...]:
-        context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
-        is_crowded = size * count > gpus and size > 0
+    def rank(plan: Plan) -> _PlanRank:
+        context = plan.max_model_len.value
+        replica_gpus = len(plan.gpus)
+        replicas = plan.replicas.value
         # Among plans with too little context, the longest context is best.
         goal = wish.goal if context >= context_wanted else "context"
-        value = score(
-            plan_outcome(
-                memory=plan.memory,
-                speed=plan.speed,
-                context=context,
-                gpus=size,
-                count=count,
-                tokens_needed=tokens_needed,
-                groups=plan.data_parallel.value,
-            ),
-            goal,
-            cost,
+        outcome = plan_outcome(
+            memory=plan.memory,
+            speed=plan.speed,
+            context=context,
+            gpus=replica_gpus,
+            count=replicas,
+            tokens_needed=tokens_needed,
+            groups=plan.data_parallel.value,
         )
-        weak, age = age_by_engine.get(str(plan.engine), (False, 0))
-        value = value / _LONGER_CONTEXT_RATIO if weak and goal == "context" else value
-        rated = rating(value, Penalties(weak, plan.cost, age, count > 1))
-        return (
-            restored is not None and plan.fingerprint != restored,
-            is_crowded,
-            *_class(plan, context_wanted, useful),
-            -rated,
-            weak,
-            plan.cost,
-            size * count,
-            age,
-            -context,
-            plan.data_parallel.value,
-            # No two layouts are equal: the search finds them in an order that depends on the
-            # refusals of other plans.
-            plan.pipeline_parallel.value,
-            count,
+        value = score(outcome, goal, gpu_discount(wish))
+        is_weak, age = age_by_engine.get(str(plan.engine), (False, 0))
+        if is_weak and goal == "context":
+            value /= _LONGER_CONTEXT_RATIO
+        return _PlanRank(
+            is_not_restored=(
+                plan_to_restore is not None and plan.fingerprint != plan_to_restore.fingerprint
+            ),
+            is_crowded=replica_gpus * replicas > gpu_count and replica_gpus > 0,
+            losses=_losses_and_proof(plan, context_wanted, useful),
+            negative_rating=-rating(value, Penalties(is_weak, plan.cost, age, replicas > 1)),
+            is_weak=is_weak,
+            cost=plan.cost,
+            gpus=replica_gpus * replicas,
+            age=age,
+            negative_context=-context,
+            data_parallel=plan.data_parallel.value,
+            pipeline_parallel=plan.pipeline_parallel.value,
+            replicas=replicas,
         )
 
-    return sorted(plans, key=key)
+    return sorted(plans, key=rank)
+
+
+class _PlanRank(NamedTuple):
+    """The properties of a plan in the order that decides. Smaller is better.
+
+    losses: losses of the weights or the context, missing proof, unsound kernels.
+    is_weak: the engine version has a published weakness.
+    age: number of newer engine versions with plans.
+    data_parallel, pipeline_parallel, replicas: layouts differ in one of these. So the order of
+        equal plans never depends on the refusals of other plans.
+    """
+
+    is_not_restored: bool
+    is_crowded: bool
+    losses: tuple[bool, ...]
+    negative_rating: float
+    is_weak: bool
+    cost: int
+    gpus: int
+    age: int
+    negative_context: int
+    data_parallel: int
+    pipeline_parallel: int
+    replicas: int
 
 
 def _attainable_context(
@@ -255,7 +273,7 @@ def _crowding_refusal(plan: Plan, solo_plan: Plan) -> RejectedPlan:
     )
 
 
-def _class(plan: Plan, context_wanted: int, useful: int) -> tuple[bool, ...]:
+def _losses_and_proof(plan: Plan, context_wanted: int, useful: int) -> tuple[bool, ...]:
     """Properties that no speed outweighs: losses, proof, sound kernels. Smaller is better."""
     losses = bool(plan.drops), *shortcomings(plan, context_wanted, useful)
     return *losses, plan.grade != "verified", plan.verdict == "degraded"

@@ -95,6 +95,21 @@ class EndpointKey(NamedTuple):
         return None if self.reference is None else self.keys.read(self.reference)
 
 
+class _EndpointState(NamedTuple):
+    """The route to a model on an endpoint, and its state there.
+
+    replica: None if the endpoint cannot serve the model now; `detail` then has the reason.
+    """
+
+    replica: RoutedReplica | None
+    state: str
+    detail: str
+
+
+def _unreachable(reason: str) -> _EndpointState:
+    return _EndpointState(None, "unreachable", reason)
+
+
 class EndpointWatcher:
     """Watches an engine elsewhere, and gives its route.
 
@@ -168,21 +183,20 @@ class EndpointWatcher:
         self._rest_s = min(max(2 * self._rest_s, first_s), longest_s)
         return self._rest_s * random.uniform(0.75, 1.25)  # noqa: S311
 
-    async def _query(self) -> tuple[RoutedReplica | None, str, str]:
-        """The route and the model's state there; or None and the reason."""
-        unreachable = None, "unreachable"
+    async def _query(self) -> _EndpointState:
+        """The state of the endpoint now."""
         try:
             key = await self._read_key()
             answer = await self._client.keyed_client(key).get(
                 f"{self.url}/v1/models", _TIMEOUT_S, _MAX_BYTES
             )
             if answer.status != 200:
-                return *unreachable, await self._refusal(answer, key)
+                return _unreachable(await self._refusal(answer, key))
             models = {model.id: model for model in (await answer.read(_Models)).data}
         except NoKeyError as error:
-            return *unreachable, f"the key for {self.url} cannot be read: {error}"
+            return _unreachable(f"the key for {self.url} cannot be read: {error}")
         except NoAnswerError as error:
-            return *unreachable, f"{self.url} {error}"
+            return _unreachable(f"{self.url} {error}")
         # A name is sent with every request, and shown to people.
         usable = [
             name
@@ -190,16 +204,16 @@ class EndpointWatcher:
             if name.isprintable() and 0 < len(name) <= _MAX_NAME_CHARACTERS
         ]
         if self._model not in models and not len(models) == len(usable) == 1:
-            return *unreachable, f"{self.url} does not serve {self._model}" + (
-                f" but {', '.join(usable)}" if usable else ""
-            )
+            other_models = f" but {', '.join(usable)}" if usable else ""
+            return _unreachable(f"{self.url} does not serve {self._model}{other_models}")
         name = self._model if self._model in models else usable[0]
         if not models[name].state_here:
-            return *unreachable, f"{self.url} has {name}, which is {models[name].state_there} there"
+            reason = f"{self.url} has {name}, which is {models[name].state_there} there"
+            return _unreachable(reason)
         replica = RoutedReplica(
             self.url, f"{self._model}@{self.url}", name, key=key, is_remote=True
         )
-        return replica, models[name].state_here, ""
+        return _EndpointState(replica, models[name].state_here, "")
 
     async def _refusal(self, answer: EngineResponse, key: Secret | None) -> str:
         if answer.status not in (401, 403):

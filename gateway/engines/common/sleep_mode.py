@@ -8,6 +8,7 @@ back: it is not used.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.sleep import sleep_scope
@@ -53,28 +54,47 @@ def choose_sleep_mode(
             reason="set by the user",
             source="user",
         )
-    if FLAG not in engine.flags or not engine.has_sleep_mode:
-        return BoolChoice(
-            value=False,
-            reason=f"{engine.ref} has no sleep mode that gives memory back",
-            source=source,
-        )
-    if has_adapters:
-        return BoolChoice(value=False, reason="untested with LoRA adapters", source="planner")
-    if offloading := [name for name in args if name.startswith(_OFFLOAD_FLAGS)]:
-        return BoolChoice(value=False, reason=f"untested with --{offloading[0]}", source="planner")
-    if any(_SEGMENTS in value for value in env.values()):
-        return BoolChoice(
-            value=False, reason=f"its memory pool does not go with {_SEGMENTS}", source=source
-        )
-    if (fact := next(facts.holding("sleep_fails", sleep_scope(scope)), None)) is not None:
-        return BoolChoice(value=False, reason=f"it failed here: {fact.source}", source="fact")
-    needed_bytes = memory.weights_bytes * ranks
-    if needed_bytes + reserved_ram_bytes(ram_bytes) > ram_bytes:
-        reason = (
-            f"asleep its weights would take {gib(needed_bytes)} of RAM, and the machine has"
-            f" {gib(ram_bytes)}"
-        )
-        return BoolChoice(value=False, reason=reason, source="memory model")
+    obstacle = _start_obstacle(engine, args, env, has_adapters=has_adapters)
+    if obstacle is None and (
+        (fact := next(facts.holding("sleep_fails", sleep_scope(scope)), None)) is not None
+    ):
+        obstacle = _Obstacle(f"it failed here: {fact.source}", "fact")
+    obstacle = obstacle or _ram_obstacle(memory.weights_bytes * ranks, ram_bytes)
+    if obstacle is not None:
+        return BoolChoice(value=False, reason=obstacle.reason, source=obstacle.source)
     reason = f"{leaves}; from sleep it comes back in seconds"
     return BoolChoice(value=True, reason=reason, source=source)
+
+
+class _Obstacle(NamedTuple):
+    """The reason against sleep, and its source."""
+
+    reason: str
+    source: str
+
+
+def _start_obstacle(
+    engine: Engine, args: Mapping[str, Scalar], env: Mapping[str, str], *, has_adapters: bool
+) -> _Obstacle | None:
+    """The first reason against sleep in the engine version and its start."""
+    profile = f"profile {engine.ref}"
+    if FLAG not in engine.flags or not engine.has_sleep_mode:
+        return _Obstacle(f"{engine.ref} has no sleep mode that gives memory back", profile)
+    if has_adapters:
+        return _Obstacle("untested with LoRA adapters", "planner")
+    if offloading := [name for name in args if name.startswith(_OFFLOAD_FLAGS)]:
+        return _Obstacle(f"untested with --{offloading[0]}", "planner")
+    if any(_SEGMENTS in value for value in env.values()):
+        return _Obstacle(f"its memory pool does not go with {_SEGMENTS}", profile)
+    return None
+
+
+def _ram_obstacle(weights_bytes: int, ram_bytes: int) -> _Obstacle | None:
+    """The reason against sleep if the weights of all ranks do not fit into RAM."""
+    if weights_bytes + reserved_ram_bytes(ram_bytes) <= ram_bytes:
+        return None
+    reason = (
+        f"asleep its weights would take {gib(weights_bytes)} of RAM, and the machine has"
+        f" {gib(ram_bytes)}"
+    )
+    return _Obstacle(reason, "memory model")

@@ -91,27 +91,45 @@ def raised_at(error: BaseException, package: str) -> str:
     "" if neither the engine's package raised it, nor a check in the libraries that read
     config.json. If a parser replaced an error by this one, the location is that of the first error.
     """
-    # pydantic wraps the error of a configuration's validator.
-    for wrapped in error.errors() if hasattr(error, "errors") else ():
-        if isinstance(inner_error := wrapped.get("ctx", {}).get("error"), Exception):
-            return raised_at(inner_error, package) or f"{type(error).__name__}"
+    if (inner_error := _validator_error(error)) is not None:
+        return raised_at(inner_error, package) or type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    package_paths = [part for frame in frames if (part := _package_path(frame.filename, package))]
-    made_of = error.__cause__ or error.__context__
-    if not package_paths or _is_of_a_device(error):
-        return raised_at(made_of, package) if made_of is not None and not package_paths else ""
-    part, last = package_paths[-1], frames[-1]
-    text = linecache.getline(last.filename, last.lineno or 0).strip()
-    if checks := _checks(last.filename):
-        return f"{checks}:{last.lineno}" if text.startswith("raise") else ""
-    is_statement = _package_path(last.filename, package) and text.startswith(_STATEMENTS)
-    if not is_statement and type(error).__name__ != "ValidationError":
+    paths = [path for frame in frames if (path := _package_path(frame.filename, package))]
+    first_error = error.__cause__ or error.__context__
+    if not paths:
+        return raised_at(first_error, package) if first_error is not None else ""
+    if _is_of_a_device(error):
         return ""
-    location = f"{part}:{last.lineno}"
-    is_parser_error = part.startswith("inside/") or type(error).__name__ == "ArgumentTypeError"
-    if is_parser_error and made_of is not None:
-        return raised_at(made_of, package) or location
+    location = _statement_location(type(error).__name__, frames[-1], paths[-1], package)
+    is_parser_error = paths[-1].startswith("inside/") or type(error).__name__ == "ArgumentTypeError"
+    if (
+        location
+        and is_parser_error
+        and first_error is not None
+        and not _checks(frames[-1].filename)
+    ):
+        return raised_at(first_error, package) or location
     return location
+
+
+def _validator_error(error: BaseException) -> Exception | None:
+    """The error of a configuration's validator that pydantic wrapped."""
+    wrapped_errors = error.errors() if hasattr(error, "errors") else ()
+    inner_errors = (wrapped.get("ctx", {}).get("error") for wrapped in wrapped_errors)
+    return next(
+        (inner_error for inner_error in inner_errors if isinstance(inner_error, Exception)), None
+    )
+
+
+def _statement_location(
+    error_name: str, frame: traceback.FrameSummary, path: str, package: str
+) -> str:
+    """File and line of the innermost frame, if it raises an error on purpose; else ""."""
+    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    if checks := _checks(frame.filename):
+        return f"{checks}:{frame.lineno}" if text.startswith("raise") else ""
+    is_statement = _package_path(frame.filename, package) and text.startswith(_STATEMENTS)
+    return f"{path}:{frame.lineno}" if is_statement or error_name == "ValidationError" else ""
 
 
 def _package_path(filename: str, package: str) -> str:

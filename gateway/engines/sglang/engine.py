@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from gateway.domain import (
     AttentionGroup,
@@ -76,6 +76,14 @@ _GRAPH_CHOICES = {
     "cuda-graph-backend-decode",
     "disable-decode-cuda-graph",
 }
+
+
+class _MemoryParts(NamedTuple):
+    """Bytes of a GPU: those of the processes, those free before the load, those reserved."""
+
+    process_bytes: int
+    free_bytes: int
+    reserved_bytes: int
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
@@ -312,14 +320,14 @@ class SglangRules(SglangKind):
             footprint, min(float(budget.flags["gpu-memory-utilization"]), round_count(steps) / 1000)
         )
 
-    def _memory_parts(self, footprint: Footprint) -> tuple[int, int, int]:
-        """Bytes that its processes take, that are free as it finds them before it loads, and that
-        it reserves."""
+    def _memory_parts(self, footprint: Footprint) -> _MemoryParts:
+        """The parts of a GPU's memory as the engine counts them before it loads the weights."""
         begins, candidate = _process_bytes(footprint), footprint.candidate
         host_bytes = max((host_reserve_bytes(gpu) for gpu in candidate.gpus), default=0)
         seen_bytes = candidate.usable_bytes + (host_bytes if candidate.has_unified_memory else 0)
         free_bytes = max(1, seen_bytes - begins)
-        return begins, free_bytes, round(self._static_memory(footprint).reserved_mib * MIB)
+        reserved_bytes = round(self._static_memory(footprint).reserved_mib * MIB)
+        return _MemoryParts(begins, free_bytes, reserved_bytes)
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static_memory(footprint).reserved_mib * MIB)

@@ -145,16 +145,14 @@ def layer_attention(
         )
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _class_backend(rules, target, rank.capability, architecture, forced_name)
-        elif own_backend := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
-            reason = f"{architecture} computes these layers itself"
-            choice = BackendChoice(backend=own_backend, status="ok", reason=reason)
-        elif architecture in rules.plain_towers and group.kind == "vision":
-            reason = f"the tower of {architecture} asks torch itself"
-            choice = BackendChoice(backend="torch", status="ok", reason=reason)
+        elif (own_choice := _model_choice(rules, group, query, architecture)) is not None:
+            choice = own_choice
         else:
-            own_choice = step.backend if step and not forced_name else None
-            choice = choose_backend(rules, target, rank.capability, None, forced_name or own_choice)
-            if own_choice and choice.backend:
+            step_backend = step.backend if step and not forced_name else None
+            choice = choose_backend(
+                rules, target, rank.capability, None, forced_name or step_backend
+            )
+            if step_backend and choice.backend:
                 reason = f"the engine sets this backend for {architecture}"
                 choice = choice._replace(reason=reason)
             # A tower's layers keep no cache, and have no implementation that could refuse one.
@@ -163,6 +161,19 @@ def layer_attention(
                 choice = _check_start(choice, rules, subject)
         rows.append(_layer_attention(group, choice, rank.capability))
     return tuple(rows)
+
+
+def _model_choice(
+    rules: AttentionRules, group: AttentionGroup, query: AttentionQuery, architecture: str
+) -> BackendChoice | None:
+    """The backend that the model's own class takes for these layers; None: it asks the engine."""
+    if own_backend := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
+        reason = f"{architecture} computes these layers itself"
+        return BackendChoice(backend=own_backend, status="ok", reason=reason)
+    if architecture in rules.plain_towers and group.kind == "vision":
+        reason = f"the tower of {architecture} asks torch itself"
+        return BackendChoice(backend="torch", status="ok", reason=reason)
+    return None
 
 
 def _layer_attention(

@@ -134,57 +134,79 @@ def runner_bytes(spec: ModelSpec, built_model: BuiltModel, traits: Collection[st
 def activation_bytes(
     spec: ModelSpec, built_model: BuiltModel, load: Workload, encoder: EncoderRun | None = None
 ) -> int:
-    """Peak of the engine's profile run: the widest of the encoder's pass, of a full batch's forward
-    pass, of sampling, and of compiling.
+    """Peak of the engine's profile run, in bytes of one rank.
 
-    Hidden states, the widest MLP and its halves. Each expert's inputs and outputs, which stay until
-    the end (workspace_shapes of TritonExperts, vllm/model_executor/layers/fused_moe). The logits,
-    and one more embedding, which the compiler copies.
+    The peak is the largest of the encoder's pass, a full batch's forward pass, sampling and
+    compiling. Source for experts: workspace_shapes of TritonExperts,
+    vllm/model_executor/layers/fused_moe.
     """
-    item_bytes, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
-    hidden = spec.hidden * item_bytes * tokens
+    kinds = {group.kind for group in built_model.attention}
+    has_vision = "vision" in kinds or _has_tower(built_model)
+    is_encoder_known = encoder is not None and encoder.is_known
+    # A model with images is given embeddings, so that its compiled part has none.
+    compiling_bytes = _compiling_bytes(spec, load) if load.graphs and not has_vision else 0
+    peak_bytes = max(
+        _forward_bytes(spec, built_model, load), _sampling_bytes(spec, load), compiling_bytes
+    )
+    language_bytes = peak_bytes + _expert_bytes(spec, load)
+    if has_vision:
+        # Embeddings of images and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5). Profiled
+        # images are kept by size.
+        language_bytes += (4 if is_encoder_known else 6) * _hidden_bytes(spec, load)
+    if "mla" in kinds:
+        language_bytes += _LATENT
+    if encoder is None or not encoder.is_known:
+        return language_bytes
+    return max(language_bytes + encoder.kept_bytes, encoder.peak_bytes)
+
+
+def _hidden_bytes(spec: ModelSpec, load: Workload) -> int:
+    """Bytes of the hidden states of a full batch."""
+    return spec.hidden * ITEM_BYTES[load.rank.dtype] * load.batched_tokens
+
+
+def _forward_bytes(spec: ModelSpec, built_model: BuiltModel, load: Workload) -> int:
+    """Bytes of a full batch's forward pass: hidden states, the widest MLP and its halves."""
+    hidden_bytes = _hidden_bytes(spec, load)
     widest = _widest(built_model, load.rank.tp)
     if not built_model.is_known:
         columns = [
-            t.shape[0]
-            for t in built_model.other_tensors
-            if t.shard in ("column", "expert_column") and len(t.shape) == 2
+            tensor.shape[0]
+            for tensor in built_model.other_tensors
+            if tensor.shard in ("column", "expert_column") and len(tensor.shape) == 2
         ]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
-    forward = 4 * hidden + (widest + widest // 2) * item_bytes * tokens
+    outputs = (widest + widest // 2) * load.batched_tokens
+    forward_bytes = 4 * hidden_bytes + outputs * ITEM_BYTES[load.rank.dtype]
     if load.has_drafter:
-        forward += (_DRAFT_BUFFERS + _DRAFT_INPUTS) * hidden
-    experts = 0
-    if spec.experts:
-        # Groups of ranks gather the tokens of all for whole experts.
-        is_grouped = load.rank.dp > 1
-        inner_size = spec.experts.intermediate // (
-            load.rank.expert_parts if is_grouped else load.rank.tp
-        )
-        rows = max(inner_size, spec.hidden) + max(2 * inner_size, spec.hidden)
-        gathered_tokens = tokens * load.rank.dp
-        experts = (spec.experts.per_token * rows + spec.hidden) * item_bytes * gathered_tokens
-    kinds = {group.kind for group in built_model.attention}
-    sees = "vision" in kinds or _has_tower(built_model)
-    # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
-    # Profiled images are kept by size.
-    images = encoder is not None and encoder.is_known
-    embedding_values = (0 if not sees else 4 * hidden if images else 6 * hidden) + (
-        _LATENT if "mla" in kinds else 0
-    )
-    logits = min(load.seqs, tokens) * spec.vocab if spec.generates else 0
-    sampling = round(_LOGIT_BYTES[load.runner] * logits) + hidden
-    # A model that sees is given embeddings, so that its compiled part has none.
+        forward_bytes += (_DRAFT_BUFFERS + _DRAFT_INPUTS) * hidden_bytes
+    return forward_bytes
+
+
+def _expert_bytes(spec: ModelSpec, load: Workload) -> int:
+    """Bytes of each expert's inputs and outputs, which stay until the end of the pass."""
+    if not spec.experts:
+        return 0
+    # Groups of ranks gather the tokens of all for whole experts.
+    parts = load.rank.expert_parts if load.rank.dp > 1 else load.rank.tp
+    inner_size = spec.experts.intermediate // parts
+    rows = max(inner_size, spec.hidden) + max(2 * inner_size, spec.hidden)
+    gathered_tokens = load.batched_tokens * load.rank.dp
+    values = (spec.experts.per_token * rows + spec.hidden) * gathered_tokens
+    return values * ITEM_BYTES[load.rank.dtype]
+
+
+def _sampling_bytes(spec: ModelSpec, load: Workload) -> int:
+    """Bytes of the logits, beyond the hidden states."""
+    logits = min(load.seqs, load.batched_tokens) * spec.vocab if spec.generates else 0
+    return round(_LOGIT_BYTES[load.runner] * logits) + _hidden_bytes(spec, load)
+
+
+def _compiling_bytes(spec: ModelSpec, load: Workload) -> int:
+    """Bytes of one more embedding, which the compiler copies, and its hidden states."""
+    embedding_bytes = spec.vocab * spec.hidden * ITEM_BYTES[load.rank.dtype] // load.rank.tp
     ranks = 1 if load.rank.tp == 1 else 2
-    compiling = (
-        spec.vocab * spec.hidden * item_bytes // load.rank.tp + 2 * ranks * hidden
-        if load.graphs and not sees
-        else 0
-    )
-    language = max(forward, sampling, compiling) + experts + embedding_values
-    if encoder is None or not encoder.is_known:
-        return language
-    return max(language + encoder.kept_bytes, encoder.peak_bytes)
+    return embedding_bytes + 2 * ranks * _hidden_bytes(spec, load)
 
 
 @lru_cache(maxsize=256)  # asked for each budget that is tried, by all engine versions

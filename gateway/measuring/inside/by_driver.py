@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from .timing import number, time_runs
 
@@ -101,55 +102,83 @@ class DriverMeasurer:
         """Peer access, latency and bytes/s from the first GPU to the second; or its corruption."""
         if self.rank != pair[0]:
             return
-        can = ctypes.c_int()
+        has_access = ctypes.c_int()
         self.call(
-            "cuDeviceCanAccessPeer", ctypes.byref(can), self.device(pair[0]), self.device(pair[1])
+            "cuDeviceCanAccessPeer",
+            ctypes.byref(has_access),
+            self.device(pair[0]),
+            self.device(pair[1]),
         )
+        access = number("peer_access", pair, float(bool(has_access.value)), 0.0)
+        with self._buffers(pair) as copy:
+            if has_access.value:
+                target_context = self.contexts[pair[1]]
+                self.call("cuCtxEnablePeerAccess", target_context, 0, fine=_ACCESS_ENABLED_CODE)
+            is_intact = copy.is_intact(min(self.question["copy_bytes"], _CHECKED_BYTES))
+            yield access
+            if is_intact:
+                yield from self._copy_times(pair, copy)
+            else:
+                yield number("peer_broken", pair, float(bool(has_access.value)), 0.0)
+                yield {"problem": f"a copy from GPU {pair[0]} to GPU {pair[1]} was corrupted"}
+
+    def _copy_times(self, pair: list[int], copy: PeerCopy) -> Iterator[dict[str, Any]]:
+        """The latency of a small copy, and bytes/s of a large one."""
+        copy_bytes, sample_s = self.question["copy_bytes"], self.question["sample_s"]
+        small_copy = partial(copy.run, min(copy_bytes, _SMALL_COPY))
+        latency_s, spread = time_runs(small_copy, self.wait, sample_s)
+        yield number("peer_latency", pair, latency_s, spread)
+        time_s, spread = time_runs(partial(copy.run, copy_bytes), self.wait, sample_s)
+        yield number("peer", pair, copy_bytes / time_s, spread)
+
+    @contextmanager
+    def _buffers(self, pair: list[int]) -> Iterator[PeerCopy]:
+        """A copy between new memory of both GPUs, which is freed at the end."""
         copy_bytes = self.question["copy_bytes"]
-        target_context = self.use(pair[1])
+        self.use(pair[1])
         target = self.allocate(copy_bytes)
-        source_context = self.use(pair[0])
-        source = self.allocate(copy_bytes)
-        if can.value:
-            self.call("cuCtxEnablePeerAccess", target_context, 0, fine=_ACCESS_ENABLED_CODE)
+        try:
+            self.use(pair[0])
+            source = self.allocate(copy_bytes)
+            try:
+                yield PeerCopy(self, pair, source, target)
+            finally:
+                self.call("cuMemFree_v2", source)
+        finally:
+            self.use(pair[1])
+            self.call("cuMemFree_v2", target)
+            self.use(pair[0])
 
-        def copy(count: int) -> None:
-            self.call(
-                "cuMemcpyPeerAsync",
-                target,
-                target_context,
-                source,
-                source_context,
-                _SIZE(count),
-                None,
-            )
 
-        checked = min(copy_bytes, _CHECKED_BYTES)
-        copy(checked)
-        self.wait()
-        sent_buffer = ctypes.create_string_buffer(checked)
-        received_buffer = ctypes.create_string_buffer(checked)
-        self.call("cuMemcpyDtoH_v2", sent_buffer, source, _SIZE(checked))
-        self.use(pair[1])
-        self.call("cuMemcpyDtoH_v2", received_buffer, target, _SIZE(checked))
-        self.use(pair[0])
-        is_equal = sent_buffer.raw == received_buffer.raw
-        yield number("peer_access", pair, float(bool(can.value)), 0.0)
-        if is_equal:
-            for quantity, size in (
-                ("peer_latency", min(copy_bytes, _SMALL_COPY)),
-                ("peer", copy_bytes),
-            ):
-                time_s, spread = time_runs(
-                    partial(copy, size), self.wait, self.question["sample_s"]
-                )
-                yield number(
-                    quantity, pair, copy_bytes / time_s if quantity == "peer" else time_s, spread
-                )
-        else:
-            yield number("peer_broken", pair, float(bool(can.value)), 0.0)
-            yield {"problem": f"a copy from GPU {pair[0]} to GPU {pair[1]} was corrupted"}
-        self.call("cuMemFree_v2", source)
-        self.use(pair[1])
-        self.call("cuMemFree_v2", target)
-        self.use(pair[0])
+class PeerCopy(NamedTuple):
+    """A copy from memory of the first GPU of a pair, the current one, to memory of the second."""
+
+    driver: DriverMeasurer
+    pair: list[int]
+    source: Any
+    target: Any
+
+    def run(self, size: int) -> None:
+        """Start to copy `size` bytes."""
+        contexts = self.driver.contexts
+        self.driver.call(
+            "cuMemcpyPeerAsync",
+            self.target,
+            contexts[self.pair[1]],
+            self.source,
+            contexts[self.pair[0]],
+            _SIZE(size),
+            None,
+        )
+
+    def is_intact(self, size: int) -> bool:
+        """Copy `size` bytes. Whether the second GPU then has those of the first."""
+        self.run(size)
+        self.driver.wait()
+        sent_buffer = ctypes.create_string_buffer(size)
+        received_buffer = ctypes.create_string_buffer(size)
+        self.driver.call("cuMemcpyDtoH_v2", sent_buffer, self.source, _SIZE(size))
+        self.driver.use(self.pair[1])
+        self.driver.call("cuMemcpyDtoH_v2", received_buffer, self.target, _SIZE(size))
+        self.driver.use(self.pair[0])
+        return sent_buffer.raw == received_buffer.raw

@@ -89,16 +89,7 @@ async def download(
             hint="Give org/name and a commit of 40 digits.",
         )
     if not await asyncio.to_thread(hub.disk.is_whole, repo, commit, remote_code=allow_remote_code):
-        disk = hub.disk
-        job = Job(
-            endpoint=hub.endpoint,
-            token=hub.token,
-            notes=str(disk.notes),
-            models=str(disk.folder),
-            repo=repo,
-            commit=commit,
-            remote_code=allow_remote_code,
-        )
+        job = _job(hub, repo, commit, allow_remote_code=allow_remote_code)
         rate = Rate()
         async with aclosing(_progress_lines(job)) as lines:
             async for progress in lines:
@@ -117,22 +108,23 @@ async def pull_repository(
         raise BadModel(
             f"{repo[:200]!r} is not a Hugging Face repository.", hint=repository_hint(repo)
         )
-    disk = hub.disk
-    async with aclosing(
-        _progress_lines(
-            Job(
-                endpoint=hub.endpoint,
-                token=hub.token,
-                notes=str(disk.notes),
-                models=str(disk.folder),
-                repo=repo,
-                commit=revision or "",
-                remote_code=False,
-            )
-        )
-    ) as lines:
+    job = _job(hub, repo, revision or "", allow_remote_code=False)
+    async with aclosing(_progress_lines(job)) as lines:
         async for progress in lines:
             yield progress
+
+
+def _job(hub: Hub, repo: str, commit: str, *, allow_remote_code: bool) -> Job:
+    """The download of a repository into the Hub's folder. commit: "" is the default branch."""
+    return Job(
+        endpoint=hub.endpoint,
+        token=hub.token,
+        notes=str(hub.disk.notes),
+        models=str(hub.disk.folder),
+        repo=repo,
+        commit=commit,
+        remote_code=allow_remote_code,
+    )
 
 
 class Rate:

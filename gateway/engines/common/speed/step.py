@@ -11,10 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from gateway.domain import Speed
 from gateway.engines.common.speed.machine import Graphs, Machine, SpeedTable
 from gateway.engines.common.speed.work import AttentionWork, Product, RankWork
+
+
+class _KernelRates(NamedTuple):
+    """Bytes/s and FLOP/s that a kernel reaches, and the least seconds of one layer."""
+
+    memory: float
+    flops: float
+    least_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,13 +242,12 @@ class StepClock:
             return 0.0
         return wire.all_reduce_s(tp, tokens * self.work.hidden_bytes)
 
-    def _rates(self, product: Product) -> tuple[float, float, float]:
-        """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one
-        of them."""
+    def _rates(self, product: Product) -> _KernelRates:
+        """The rates that the kernel of these layers reaches."""
         part = self.table.part(product.kernel, has_experts=product.experts > 0)
         flops = self.machine.flops
         peak = flops.get(product.number_format) or flops.get("bfloat16") or flops["float16"]
-        return self.machine.memory * part.memory, peak * part.flops, part.least_s
+        return _KernelRates(self.machine.memory * part.memory, peak * part.flops, part.least_s)
 
     @property
     def _wait_factor(self) -> float:
@@ -248,11 +256,11 @@ class StepClock:
         return 1 + self.table.stage_wait * (self.work.pp > 1)
 
     @cached_property
-    def _product_rates(self) -> list[tuple[float, float, float]]:
+    def _product_rates(self) -> list[_KernelRates]:
         return [self._rates(product) for product in self.work.products]
 
     @cached_property
-    def _head_rates(self) -> tuple[float, float, float]:
+    def _head_rates(self) -> _KernelRates:
         return self._rates(self.work.head)
 
     def _attention_flops(self, reading: AttentionWork) -> float:
