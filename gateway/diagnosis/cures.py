@@ -482,10 +482,9 @@ def _lever_steps(
 def _steps_and_advice(
     row: FailureSignature | Remedy, kind: Remedy, levers: Sequence[ConditionalSteps], case: Case
 ) -> tuple[tuple[str, ...], str]:
-    """The steps for a case, the most specific first, and the one that is shown with its message.
+    """(steps, advice): steps of the cure, most specific first, and the step beneath the message.
 
-    Two steps of a row with a text need no general steps. The requests of the message stand behind
-    them.
+    A text row with two steps gets no general steps. Requests quoted from the message come last.
     """
     is_text_row = isinstance(row, TextSignature)
     own_steps = remedy.fill_steps(row.steps, case)
@@ -640,7 +639,7 @@ def _clause(step: str) -> str:
 
 
 def _sets_only(step: str, earlier_steps: str) -> bool:
-    """Whether a step sets only variables that the steps before set so."""
+    """Whether earlier steps already set each variable of this step to the same value."""
     settings = _SETTING_OF_VARIABLE.findall(step)
     return (
         bool(settings)

@@ -374,8 +374,10 @@ class LogReader:
     def _record_thread_end(
         self, line: LogLine, text: str, shape: ExceptionShape, process: ProcessTrace
     ) -> None:
-        """Read the exception of a thread. Such an exception ends no engine, but is the failure
-        where nothing else is, or where the engine ends next."""
+        """Read the exception of a thread, which does not end the engine.
+
+        The exception is the failure if nothing else is found, or if the engine ends next.
+        """
         evidence = self._evidence
         if not evidence.is_serving:
             if not self._add_hint(line, text, process) and not evidence.quoted_candidates:
@@ -565,7 +567,7 @@ class LogReader:
 
 
 def _quotes_cause(candidate: FailureCandidate, proof: Proof) -> bool:
-    """Whether an exception in the message of another says more of the same kind of failure."""
+    """Whether the message quotes an exception of the same failure kind with more detail."""
     return (
         candidate.row is not None
         and not candidate.culprit

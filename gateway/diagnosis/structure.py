@@ -13,8 +13,7 @@ from typing import NamedTuple
 from gateway.diagnosis.signature import StructuralSignature
 from gateway.domain.value import Scalar
 
-# Frames further out than these are the way of every failure: the engine's loop, the worker, the
-# runner.
+# The innermost frames that count. Outer ones (loop, worker, runner) are the same in every failure.
 _INNER_FRAMES = 8
 
 

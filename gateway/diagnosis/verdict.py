@@ -125,9 +125,9 @@ class LogVerdict:
         return proven or next(iter([*unproven_candidates, *cut_off, *quoted_candidates]), None)
 
     def _likely(self, cause: FailureCandidate | None) -> FailureCandidate | None:
-        """The kind that words of all unknown errors speak for, unless the verdict names a cause.
+        """The failure kind that the words of unexplained errors suggest.
 
-        An engine that serves survived all errors but fatal ones.
+        None: the verdict names a cause, or the engine serves, so it survived these errors.
         """
         death = cause if cause is not None and cause.rank == DEATH else None
         if (self._evidence.is_serving and self._evidence.death is None) or (

@@ -65,7 +65,7 @@ class RuleGap(Value):
 
 
 class EngineAvailability(Value):
-    """An engine version, and whether it can be started here: a decision uses no other.
+    """An engine version with its availability here. Decisions use available versions only.
 
     gain: how many more tokens/s its best plan should give than the best one here (0.2: a fifth
         more).

@@ -75,7 +75,7 @@ class Memory(Value):
 
 
 class Estimate(Value):
-    """A number with a band. docs/speed.md: the share of published measurements within it."""
+    """A number with a band. docs/speed-model.md: the share of published measurements within it."""
 
     value: float
     low: float

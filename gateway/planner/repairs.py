@@ -346,7 +346,7 @@ def _forces_attention(args: Collection[str]) -> bool:
 
 
 def has(engine: Engine, flag: str) -> bool:
-    """Whether this version has the flag that the planner calls so."""
+    """Whether this version has the flag with this canonical name."""
     return engine.spelling.get(flag, flag) in engine.flags
 
 

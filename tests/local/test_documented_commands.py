@@ -48,7 +48,7 @@ NOT_HERE = {
     ("logs", "NAME", "-f"): "it follows until the engine ends; tests/local/cli/test_main.py",
 }
 # Programs of a shell that run here, in the order of their page. So does `curl`.
-SHELL = ("cp", "echo", "grep")
+SHELL = ("cp", "echo", "export", "grep")
 # Begins of commands of other programs, and where they run.
 ELSEWHERE = {
     (
@@ -155,7 +155,7 @@ class Bench:
         if words[0] == "import":
             self.launch_count += 1
             words[words.index("-o") + 1] = str(self.folder / f"imported-{self.launch_count}.yaml")
-        model_names = {"NAME": "m", "qwen": "m", "coder": "m"}
+        model_names = dict.fromkeys(("NAME", "qwen", "coder", "demo"), "m")
         words = [
             model_names.get(word, word) if word not in self.words.values() else word
             for word in words

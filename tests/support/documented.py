@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.program import app
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-_SHOWN = re.compile(r"\s*(?:\w+=\S+ )*(fitserve\b.*)")
+_SHOWN = re.compile(r"\s*(?:\w+=\S+ )*(fitserve\b(?!:).*)")
 _MENTIONED = re.compile(r"`(fitserve [^`\n]*)`")
 # Words that stand for a number.
 _NUMBERS = {"N": "8"}

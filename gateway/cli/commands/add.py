@@ -26,7 +26,7 @@ from gateway.cli.present import CHECK_OMISSION, PlanRows, show_decision
 from gateway.cli.text_tables import print_paragraph
 from gateway.domain.record import FrozenRecord
 
-# An endpoint runs already, or it does not: no model has to load.
+# The wait for an endpoint is short, because no model has to load.
 _ENDPOINT_TIMEOUT_S = 60.0
 
 

@@ -85,7 +85,7 @@ class LoadedModel:
     copies: tuple[Copy, ...]
     is_stopped: bool = False
     is_unloaded: bool = False
-    """Until its next request."""
+    """The owner unloaded the model. Its next request loads it."""
     keep_alive_s: float = -1.0
     is_pinned: bool = False
     priority: int = 0
@@ -99,7 +99,7 @@ class LoadedModel:
     must_evict: tuple[CopyId, ...] = ()
     """The copies that leave before the model starts."""
     must_stop: tuple[CopyId, ...] = ()
-    """Those of `must_evict` whose engine ends, as sleep frees too little."""
+    """Copies of `must_evict` whose engine stops, because sleep would free too little memory."""
     is_promised_memory: bool = False
     """Other models give the missing memory, and stay."""
     waits_for_request: bool = False
@@ -107,10 +107,10 @@ class LoadedModel:
     can_start: bool = True
     """No failure keeps it from a start."""
     was_evicted: bool = False
-    """Since the gateway started."""
+    """The model was evicted since the gateway started."""
     was_never_loaded: bool = False
     is_without_requests: bool = False
-    """Since it was last loaded."""
+    """The model had no request since its last load."""
 
     @property
     def state(self) -> State:

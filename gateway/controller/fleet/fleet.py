@@ -361,10 +361,9 @@ class Fleet:
         return wish.evolve(gpus="few") if has_neighbours and wish.gpus is None else wish
 
     def bytes_promised_to_others(self, requester: ReplicaState | None) -> dict[str, int]:
-        """Bytes per GPU, and of RAM, that are taken for a requester.
+        """Bytes of each GPU and of RAM that are promised to others than the requester.
 
-        Live attempts count, and engines that will be restored as they were. The requester itself
-        does not.
+        Live attempts have promises, and so have engines that will be restored.
         """
         replicas = [replica for replica in self.replicas() if replica is not requester]
         return sum_promises([*self._promises_set_apart(), *self._promises(replicas)])

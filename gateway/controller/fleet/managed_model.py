@@ -135,7 +135,7 @@ class ReplicaRollout:
     lacks_memory: bool = False
     """The trial does not fit next to the serving engine."""
     must_be_replaced: bool = False
-    """Its successor takes its place, as no other engine fits next to it."""
+    """The successor starts only after this engine stops, because both do not fit together."""
     unrouted_at: float | None = None
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
     awaits_successor: bool = False
@@ -310,7 +310,7 @@ class ReplicaState:
 
     @property
     def engine_phase(self) -> EnginePhase:
-        """The phase of its engine, as its neighbours on the GPUs feel it (`PlacedEngine`)."""
+        """The phase of the engine as other engines on its GPUs see it (`PlacedEngine`)."""
         observation = self.watcher.observation if self.watcher is not None else Observation()
         if (
             self.attempt is not None
@@ -400,7 +400,7 @@ class ManagedModel:
     is_unused: bool = True
     """The model had no request since it was last away."""
     waits_for_request: bool = False
-    """Its requests wait for it, as it may be evicted or has to wait for evictions."""
+    """Requests wait while the model is away: it was evicted, or others must be evicted first."""
     setback: ErrorBackoff = field(init=False)
 
     def __post_init__(self) -> None:

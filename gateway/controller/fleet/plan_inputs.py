@@ -31,7 +31,7 @@ class Knowledge(NamedTuple):
     refusals: frozenset[int]
 
     def may_help(self, former_state: Knowledge) -> bool:
-        """Whether a plan may be possible that was not. More refusals never allow one."""
+        """Whether the changed inputs could allow a plan. Additional refusals alone cannot."""
         return self.engines != former_state.engines or bool(former_state.refusals - self.refusals)
 
 
@@ -86,7 +86,7 @@ class PlanBasis(NamedTuple):
     answers: tuple[object, ...]
 
     def may_help(self, former_state: PlanBasis) -> bool:
-        """Whether a replica without a plan by the former basis may have one by this one."""
+        """Whether this basis could give a plan to a replica that had none with the former basis."""
         return (
             self.answers != former_state.answers
             or self.context_state.may_help(former_state.context_state)

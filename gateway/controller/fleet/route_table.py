@@ -71,7 +71,7 @@ def _route(
     load_wait_s: float,
     keep_alive_s: float,
 ) -> ModelRoute:
-    """The route as `route` has it. An unexpected error leaves only this model without a route."""
+    """The route of the model. An unexpected error removes only this route."""
     try:
         return route(model, running_instances, load_wait_s, keep_alive_s)
     except Exception as error:

@@ -95,7 +95,7 @@ class PlanSteps:
 
     @staticmethod
     def _rests(model: ManagedModel, replica: ReplicaState, basis: PlanBasis) -> bool:
-        """Whether nothing has changed that may give it a plan. Equal plans are made once."""
+        """Whether planning is pointless, because no input that could give a plan has changed."""
         if (
             not replica.planning.looks_again
             or model.needs_evictions

@@ -331,8 +331,7 @@ class EngineRules(EngineKind, Protocol):
         """Whether the version has a class for the architecture, or converts one of its classes."""
 
     def takes_media(self, spec: ModelSpec) -> bool:
-        """Whether the engine takes the model for one that reads images, although nothing in its
-        config says so."""
+        """Whether the engine treats the model as multimodal although its config names no media."""
 
     def leaves_towers(self, spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
         """Whether flags of the user make it build no encoder of media."""

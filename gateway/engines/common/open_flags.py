@@ -59,9 +59,8 @@ GATEWAY_REASONS = {
     "this command line ignores it (only `vllm serve` reads it)": "api-server-count",
 }
 
-# Flags that take free text or JSON and were read: they only tune, and groups of ranks, which plans
-# count. Any other flag with an open value is ours: a new version's flags stay closed until somebody
-# has looked.
+# Flags with free text or JSON that a review found harmless, and the flags of rank groups, which
+# plans count. Other flags with open values are reserved: new ones stay closed until a review.
 REVIEWED_FLAGS = (
     "allowed-media-domains attention-config attn-dp-size aux-output-config cohere-format"
     " cpu-offload-params data-parallel-size default-chat-template-kwargs diffusion-config"

@@ -195,7 +195,10 @@ def _spreads_experts(args: Mapping[str, Scalar]) -> bool | None:
 
 
 def apply_former_concessions(variant: Variant, plan: Plan) -> Variant:
-    """Whether memory is as short now as it was then is not asked."""
+    """The variant with the changes that `plan` made for lack of memory.
+
+    The memory of today is not considered.
+    """
     batch = (
         plan.max_num_seqs if plan.max_num_seqs.source == _MEMORY else plan.max_num_batched_tokens
     )

@@ -84,8 +84,10 @@ def build_profile(
 
 
 def _cuda(near_engine: Engine, answer: Mapping[str, Any]) -> str | None:
-    """torch's CUDA, where the engine's extensions are for the same; else theirs, as exactly as that
-    is known."""
+    """The CUDA version of the engine's extensions.
+
+    If the major version of torch or of the profile agrees, its full version; else `MAJOR.0`.
+    """
     runtime, torch = answer.get("cuda_runtime"), answer.get("cuda")
     if runtime is None:
         return torch

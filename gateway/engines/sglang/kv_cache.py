@@ -97,8 +97,10 @@ def layer_state_bytes(recurrent: Recurrent, tp: int, matrices: str | None = None
 
 
 def drop_windows(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
-    """Layers with a window as an engine keeps them that gives such a model no pool of their own:
-    all of their tokens."""
+    """The layers for an engine without a separate pool for sliding windows.
+
+    Each layer keeps all tokens.
+    """
     return tuple(
         group.evolve(kind="full") if group.kind == "sliding" else group for group in attention
     )

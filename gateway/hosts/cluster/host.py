@@ -120,7 +120,7 @@ class ClusterHost:
         return self
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        """One machine with the engine is enough: others start none of it."""
+        """Check that a machine has the engine. Plans skip machines without the engine."""
         nodes = await self._alive_nodes()
         answers = await asyncio.gather(
             *(node.prepare(engine, report) for node in nodes), return_exceptions=True

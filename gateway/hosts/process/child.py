@@ -1,5 +1,4 @@
-"""A child process for one inquiry: all input in one piece, its lines as they come, nothing left
-behind."""
+"""Child processes of inquiries: write the input, stream the output lines, kill the session."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def gate_context(inputs: PlanningInput) -> None:
             f" take {option} {limit} or less"
         )
     else:
-        reason += f"the model's own limit is {limit}: take {option} {limit} or less"
+        reason += f"the model's own limit is {limit}"
     raise RefusalError("bad_flag", reason, spec.sources.get("max_position", "wish"))
 
 

@@ -141,8 +141,10 @@ def _best_network(
 
 
 def _low_traffic_plans(plans: list[Plan], groups: NodeGroups) -> list[Plan]:
-    """The plans with stages between nodes, where there are such: they need least of a network that
-    nobody measured."""
+    """The plans with pipeline stages between nodes, or all plans if none has stages.
+
+    Stages need the least from an unmeasured network.
+    """
     size = groups.span.gpus_each
     stages = [
         plan

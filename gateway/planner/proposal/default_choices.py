@@ -37,7 +37,7 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "kv_offload_gib": (0,),
     "request_order": ("arrival",),
 }
-# Choices that are defaults for these reasons: another one is an answer to a question of the user.
+# Reasons that mark a choice as the default. `fitserve plan` prints choices with other reasons.
 _REASONS = {
     "dtype": (WEIGHTS_DTYPE,),
     "speculation": (NO_SPECULATION,),

@@ -256,9 +256,9 @@ class ModelPlanning(FrozenRecord, frozen=True):
         return decision.evolve(refusal=tuple(refusal_lines(decision)))
 
     def _gpu_choice(self, first: Plan) -> str:
-        """The words on the GPUs of the first plan; "": nobody reads them, or nobody can choose.
+        """The comparison with fewer and more GPUs as text, planned with the first plan's engine.
 
-        Fewer and more GPUs are planned with the first plan's engine.
+        "": the text is not requested, or there is no choice.
         """
         request, wish = self.request, self.base.wish
         if not request.include_uninstalled or request.cluster is not None:

@@ -105,7 +105,7 @@ class _OfferSearch:
         return self._decisions[key]
 
     def losses(self, offers: Iterable[Offer]) -> tuple[bool, ...]:
-        """The losses of the best plan with these offers; smaller is better. All: no plan."""
+        """The shortcomings of the best plan with these offers, worst first. All True: no plan."""
         plans = self.decision(offers).plans
         return (
             (False, *shortcomings(plans[0], self._context)) if plans else (True, True, True, True)

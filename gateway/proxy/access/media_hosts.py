@@ -23,7 +23,7 @@ _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
 # resolvers of C read a last label of this kind as a number of an IPv4 address
 _NUMERIC_LABEL = re.compile(r"(?:\d+|0x[0-9a-f]*)")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# Its platform gives every virtual machine of Azure the settings of that machine at this address.
+# Azure serves the settings of a virtual machine at this address.
 # Source: learn.microsoft.com, "What is IP address 168.63.129.16?".
 _PLATFORM = ipaddress.ip_address("168.63.129.16")
 _ANY_PORT = 9

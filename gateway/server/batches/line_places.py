@@ -16,7 +16,7 @@ from gateway.proxy.routing.queue import capacity_for
 
 # Lines beyond the places of the engines, which wait in the queue: the next one starts immediately.
 _WAITING_LINES = 8
-# Lines of a model without engines: they have it loaded.
+# Concurrent lines for a model without engines. Their requests load the model.
 _FIRST_LINES = 2
 # Lines at an engine whose capacity is unknown.
 _UNKNOWN_CAPACITY = 32

@@ -92,7 +92,7 @@ def test_a_context_beyond_the_models_own_limit_is_answered_with_that() -> None:
 def test_no_form_reaches_a_context_beyond_the_models_own_limit() -> None:
     refusals = make_decision("8xh100", min_context=200_000).rejected
     assert {refusal.verdict for refusal in refusals} == {"bad_flag"}
-    assert "take --min-context 131072 or less" in refusals[0].reasons[0]
+    assert "own limit is 131072" in refusals[0].reasons[0]
     rejections = make_decision("8xh100", min_context=8000, max_context=4000).rejected
     assert "one of at most 4000 as well: raise --max-context" in rejections[0].reasons[0]
 

@@ -196,7 +196,7 @@ def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen:
     )
     assert result.exit_code == 3
     words = " ".join(result.stdout.split())
-    assert "the model's own limit is 32768: take --min-context 32768 or less" in words
+    assert "the model's own limit is 32768" in words
     assert "more GPUs" not in words
     assert "Forms of the model" not in words
 

@@ -184,7 +184,9 @@ def _show_bench(stored_bench: Any, expected_speed: Any) -> None:
         (f"{level['concurrency']:,}", level["requests"], *_duration_cells(level))
         for level in bench["levels"]
     ]
-    print_table(("AT ONCE", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies)
+    print_table(
+        ("CONCURRENT", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies
+    )
     if stored_bench["not_learned"]:
         print_paragraph(f"\nPlans do not use this result: {stored_bench['not_learned']}.")
     if rival := stored_bench["rival"]:

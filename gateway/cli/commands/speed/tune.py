@@ -119,7 +119,7 @@ def _show_report(report: Any) -> None:
                     mark,
                 )
             )
-    print_table(("PLAN", "ALONE", "AT ONCE", "FIRST TOKEN", "WORTH", ""), rows)
+    print_table(("PLAN", "ALONE", "CONCURRENT", "FIRST TOKEN", "SCORE", ""), rows)
     result_words = (
         "The search ended" if report["state"] == "done" else f"The search {report['state']}"
     )

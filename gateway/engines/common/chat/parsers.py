@@ -123,5 +123,5 @@ class ModelDialect(FrozenRecord, frozen=True, eq=False):
             return StrChoice(value=NO_PARSER, reason=reason, source=f"profile {engine.ref}")
         marks = [*dialect.required_texts, *([dialect.begins] if dialect.begins else [])]
         example = " ".join(marks[:2]) or spec.model_type
-        reason = f"the chat template writes {subject} as {example} has them"
+        reason = f"the chat template marks {subject} with {example}"
         return StrChoice(value=value, reason=reason, source=dialect.source)

@@ -156,7 +156,7 @@ class SpeedTable(Value):
     over nodes is known.
     stage_s: time of a message to the next stage.
     stage_wait: slowdown of stages that work together.
-    band: relative error of the figures; docs/speed.md has the distribution.
+    band: relative error of the figures; docs/speed-model.md has the distribution.
     reference: the figures of a good GPU. Without them, measurements of a GPU are not comparable.
     """
 

@@ -104,7 +104,7 @@ def test_the_shapes_of_their_models_have_the_published_parameters() -> None:
 
 
 def test_the_page_has_every_pair_and_source() -> None:
-    page = (ROOT / "docs" / "fits.md").read_text()
+    page = (ROOT / "benchmarks" / "notebook" / "fits.md").read_text()
     assert all(USERS["sources"][pair.source] in page for pair in PAIRS)
     rows = [line for line in page.splitlines() if line.count("|") == COLUMNS + 1]
     table_rows = [

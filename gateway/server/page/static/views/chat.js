@@ -1,5 +1,4 @@
-// A chat to try a model: the answer as it comes, what it thinks, tools that it calls, and pictures
-// that it sees. This browser keeps it.
+// A chat with a model: streamed answers, thoughts, tool calls and images. This browser keeps it.
 import { events } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { latency, number } from "../format.js";

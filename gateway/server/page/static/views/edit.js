@@ -1,4 +1,4 @@
-// The form that changes a model: it shows the differences before it applies them.
+// The form that changes a model. It shows the differences before it applies them.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { duration } from "../format.js";

@@ -1,5 +1,4 @@
-// The requests that are in flight now, oldest first: who asks which model, how far each is, and the
-// end of one that nobody wants.
+// The requests in flight, oldest first: key, model and progress, with a button that ends one.
 import { call } from "../api.js";
 import { attribute, h, syncChildren, text } from "../dom.js";
 import { bytes, duration, latency, number } from "../format.js";
