@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from gateway.diagnosis import remedy
 from gateway.diagnosis.advice import KnownFlags, advice_of_message
+from gateway.diagnosis.checks.check_index import CheckIndex, CheckMatch
+from gateway.diagnosis.checks.check_steps import check_steps, source_steps
 from gateway.diagnosis.clues.backends import implementation
 from gateway.diagnosis.clues.distributions import Distributions
 from gateway.diagnosis.clues.features import FailureCode, Features, VersionSettings
@@ -107,6 +109,7 @@ class CureRows(NamedTuple):
     flags: the flags of an engine's described versions in the form of their profiles, by version and
         name.
     history: the history of an engine's code.
+    checks: the places of an engine's source that raise an error.
     packages: the distributions that engines name, which a message may ask to install.
     imports: distributions whose module has another name.
     """
@@ -118,6 +121,7 @@ class CureRows(NamedTuple):
     names: Callable[[str, str], Mapping[str, frozenset[str]]] = lambda _, __: {}
     flags: Callable[[str], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     history: Callable[[str], CodeHistory] = lambda _: CodeHistory(())
+    checks: Callable[[str], CheckIndex] = lambda _: CheckIndex()
     packages: tuple[EnginePackages, ...] = ()
     imports: tuple[ImportName, ...] = ()
     folders: tuple[ComponentFolder, ...] = ()
@@ -417,6 +421,21 @@ class Cures:
         known_versions = self.rows.versions.get(kind, ())
         return code_versions(self.rows.history(kind), f"{kind}=={version}", shape, known_versions)
 
+    def check(self, engine: str | None, version: str, shape: Shape) -> CheckMatch | None:
+        """The place in an engine's source that raised a failure; of an unknown engine any."""
+        kinds = [(engine or "").partition("-")[0]] if engine else ENGINES
+        checks = (self.rows.checks(kind).check(shape, version) for kind in kinds if kind in ENGINES)
+        return next(filter(None, checks), None)
+
+    def check_steps(
+        self, engine: str | None, version: str, shape: Shape, options: StartOptions
+    ) -> tuple[str, ...]:
+        """The changes that let the engine's own check pass which raised a failure."""
+        settings = self.version_settings(engine, version)
+        check = self.check(engine, version, shape)
+        steps = check_steps(check, settings, options) if check is not None else ()
+        return steps or source_steps(shape, settings, options)
+
     def describe(self, row: FailureSignature | Remedy, case: Case) -> Description:
         """The row's own texts where every value in them is known, else those of its kind."""
         kind = self.remedies.get(row.kind, _NO_REMEDY)
@@ -491,6 +510,7 @@ def _steps_and_advice(
     row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
     leading, trailing = (_lever_steps(levers, case, is_first=leads) for leads in (True, False))
     advised = () if is_text_row else case.advice
+    checks = () if is_text_row else _unnamed_checks(case, (*leading, *trailing))
     is_replaced = any(lever.replaces_steps for lever in levers)
     # Own steps of a row mostly suffice, so the others are filled for rows without.
     general_steps = () if own_steps or is_replaced else remedy.fill_steps(kind.steps, case)
@@ -499,7 +519,10 @@ def _steps_and_advice(
     step_texts += (
         (*own_steps, *(late_advice if own_steps else ()), *trailing)
         if is_text_row
-        else (*trailing, *own_steps)
+        # The steps of a row know more than the check.
+        else (*trailing, *own_steps, *checks)
+        if own_steps
+        else (*checks, *trailing)
     )
     suffices = is_text_row and bool(own_steps) and len(_distinct(step_texts)) >= _MIN_STEPS
     if not suffices:
@@ -511,9 +534,9 @@ def _steps_and_advice(
         step_texts += general_steps[:1]
         step_texts += () if own_steps else late_advice
         step_texts += general_steps[1:]
-    named_flags = set(_FLAG.findall(" ".join(advised)))
+    named_flags = set(_FLAG.findall(" ".join((*advised, *checks))))
     steps = _distinct([step for step in step_texts if not _is_vague(step, named_flags)])
-    case_advice = () if suffices else (*advised, *leading, *trailing)
+    case_advice = () if suffices else (*advised, *leading, *checks, *trailing)
     advice = (
         next(iter(case_advice), "")
         or row_advice
@@ -531,6 +554,14 @@ def _unnamed_advice(case: Case, steps: Sequence[str]) -> tuple[str, ...]:
         for step in case.advice
         if not (named_flags := set(_FLAG.findall(step))) or not named_flags <= flags
     )
+
+
+def _unnamed_checks(case: Case, lever_steps: Sequence[str]) -> tuple[str, ...]:
+    """The steps from the engine's own check without those of flags that its message or levers
+    name."""
+    exact_steps = [step for step in lever_steps if not _VAGUE_STEP.match(step)]
+    flags = set(_FLAG.findall(" ".join((*case.advice, *exact_steps))))
+    return tuple(step for step in case.checks if flags.isdisjoint(_FLAG.findall(step)))
 
 
 def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -209,6 +209,10 @@ class StartOptions:
         text = self._values.get(name, self._variables.get(name, ""))
         return text.strip("'\"").lower() == value.lower()
 
+    def sets(self, variable: str) -> bool:
+        """Whether this start sets a variable of the environment, as far as the log shows it."""
+        return variable in self._variables
+
     def options_of_value(self, name: str) -> list[tuple[str, str]]:
         """The options with a value of which a word stands in a name of code, with the values."""
         return [

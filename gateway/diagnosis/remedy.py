@@ -67,6 +67,7 @@ class Case(NamedTuple):
     values: the values of the failure, of the engine's settings and of circumstances, by name.
     options: the options of the start, as far as the log shows them.
     advice: the steps that the message itself asks for.
+    checks: the steps that let the engine's own check pass.
     failing: the text and the frames of the failure, which name the failing part.
     settings: those that the engine's version takes; None if unknown.
     foreign_flags: flags of the engine's other versions that this version has not.
@@ -78,6 +79,7 @@ class Case(NamedTuple):
     values: Mapping[str, Scalar]
     options: StartOptions = StartOptions()
     advice: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
     failing: str = ""
     settings: VersionSettings | None = None
     foreign_flags: frozenset[str] = frozenset()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.diagnosis.checks.check_site import CheckSite
 from gateway.diagnosis.cures import CureRows, Cures
 from gateway.diagnosis.likely import KindClassifier, KindWords, normalize
 from gateway.diagnosis.lines.pattern_index import IndexedRows
@@ -124,11 +125,23 @@ class Signatures:
             (at for at, shape in enumerate(shapes) if normalize(shape.message).find(words[0]) >= 0),
             0,
         )
+        row = self._likely_row(kind, "No known text says so, but these words: {words}.")
+        return row, words, at
+
+    def check_row(self, kind: str, site: CheckSite) -> StructuralSignature:
+        """A row that proves nothing, for a failure that a check of the engine's source raised."""
+        return self._likely_row(kind, f"The engine's own check in {site.path}:{site.name} says so.")
+
+    def context_row(self, kind: str) -> StructuralSignature:
+        """A row that proves nothing, for a failure in a part of the engine."""
+        return self._likely_row(kind, "The part of the engine that failed says so.")
+
+    def _likely_row(self, kind: str, reason: str) -> StructuralSignature:
         remedy = self.cures.remedies.get(kind)
         message = remedy.message if remedy is not None else ""
-        message += " No known text says so, but these words: {words}."
-        row = StructuralSignature(kind=kind, proves="nothing", message=f"Likely: {message}")
-        return row, words, at
+        return StructuralSignature(
+            kind=kind, proves="nothing", message=f"Likely: {message} {reason}"
+        )
 
     def can_fail_serving(self, kind: str) -> bool:
         """Whether a failure of this kind can come while requests are answered."""

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from gateway.diagnosis import structure
 from gateway.diagnosis.candidate import DEATH, FailureCandidate
+from gateway.diagnosis.checks.check_kinds import check_kind, context_kind
 from gateway.diagnosis.clues.figures import conclude
 from gateway.diagnosis.cures import ENGINES, held_by_others
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.remedy import Case
-from gateway.diagnosis.signature import FailureSignature, StructuralSignature
+from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Failure, Scalar
@@ -81,7 +82,9 @@ class LogVerdict:
     def diagnosis(self) -> Failure | None:
         """The kind that words speak for where the verdict names no cause, else the verdict."""
         cause = self._cause()
-        return self._build_failure(self._likely(cause) or cause) or self._fault()
+        likely = self._likely(cause)
+        checked = self._find_check(cause, likely)
+        return self._build_failure(checked or likely or cause) or self._fault()
 
     def _proven_candidate(self) -> FailureCandidate | None:
         unproven_candidates = (
@@ -171,6 +174,54 @@ class LogVerdict:
             return None
         row, words, index = proof
         return replace(candidates[index], row=row, culprit={"words": ", ".join(words)})
+
+    def _find_check(
+        self, cause: FailureCandidate | None, likely: FailureCandidate | None
+    ) -> FailureCandidate | None:
+        """The kind that the engine's own check speaks for, in whose source the failure was raised.
+
+        Nothing outweighs a cause that is named. Words yield to a check with the failure's message.
+        """
+        is_survived = self._evidence.is_serving and self._evidence.death is None
+        if is_survived or _is_named(cause):
+            return None
+        candidates = [*self._unproven_candidates(), *self._cut_tracebacks()]
+        candidates += self._evidence.quoted_candidates[:1]
+        if cause is not None and cause.rank != DEATH and cause not in candidates:
+            candidates.append(cause)
+        for candidate in candidates:
+            check = self._signatures.cures.check(*self._engine_of_log, candidate.shape)
+            kind = check_kind(check.site) if check is not None else ""
+            if check is None or not kind:
+                continue
+            # A check of no setting says less than words, and than the structure of a failure.
+            has_kind = likely is not None or (cause is not None and cause.row is not None)
+            if has_kind and not (check.is_sure and check.has_settings):
+                continue
+            if cause is not None and cause.kind == kind:
+                # The row of a structure says more of the same kind.
+                return None
+            row = self._signatures.check_row(kind, check.site)
+            return replace(candidate, row=row, culprit=structure.culprit(candidate.shape))
+        if likely is not None or (cause is not None and cause.row is not None):
+            return None
+        return self._find_context(candidates)
+
+    def _find_context(self, candidates: Iterable[FailureCandidate]) -> FailureCandidate | None:
+        """The kind of the engine's part that called the code which raised the first failure."""
+        for candidate in candidates:
+            if kind := context_kind(candidate.shape):
+                row = self._signatures.context_row(kind)
+                return replace(candidate, row=row, culprit=structure.culprit(candidate.shape))
+        return None
+
+    @property
+    def _engine_of_log(self) -> tuple[str | None, str]:
+        """The kind of engine and its version, as far as they are known."""
+        circumstances = self._evidence.circumstances
+        engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
+        version = self._version or self._evidence.progress.reported_values.get("version", "")
+        return engine, str(version)
 
     def _unproven_candidates(self) -> list[FailureCandidate]:
         return [
@@ -330,6 +381,9 @@ class LogVerdict:
             advice=tuple(
                 step for step in advice if "one_rank" not in values or not _LESS_RANKS.match(step)
             ),
+            checks=()
+            if isinstance(row, TextSignature)
+            else cures.check_steps(engine, version, shape, self._evidence.options),
             failing=failing,
             settings=cures.version_settings(engine, version),
             foreign_flags=cures.foreign_flags(engine, version),

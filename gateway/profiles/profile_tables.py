@@ -7,6 +7,7 @@ chat_templates.yaml         -> RepairTable: repairs of broken published chat tem
 cards.yaml                  -> CardTable: peaks of cards from their data sheets
 speed.yaml                  -> SpeedTable: fractions of the peaks that engines reach
 engine_history/KIND/VERSION -> CodeStep: functions, lines and messages that a version changed
+engine_checks/KIND          -> CheckIndex: places of an engine's source that raise an error
 facts.yaml                  -> Fact list: combinations that pass every rule and still fail
 xids.yaml                   -> XidTable: error numbers of NVIDIA's driver
 hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
@@ -32,6 +33,7 @@ from gateway.errors import BadRequest, NotFound, SettingsError, near_name
 from gateway.profiles.yaml_cache import Documents
 
 if TYPE_CHECKING:
+    from gateway.diagnosis.checks.check_index import CheckIndex
     from gateway.diagnosis.code_history import CodeHistory
     from gateway.diagnosis.signatures import Signatures
     from gateway.domain.hardware import XidTable
@@ -257,6 +259,7 @@ class ProfileTables:
                 names=cache(self._names_by_version),
                 flags=cache(self._flags_by_version),
                 history=cache(self._history),
+                checks=cache(self._checks),
                 packages=self._failure_rows("packages.yaml", EnginePackages),
                 imports=self._failure_rows("imports.yaml", ImportName),
                 folders=self._failure_rows("folders.yaml", ComponentFolder),
@@ -330,6 +333,22 @@ class ProfileTables:
             lambda version: read(paths[version]),
             lambda: read(self._nearest_file(f"engine_history/{kind}.all")),
         )
+
+    def _checks(self, kind: str) -> CheckIndex:
+        """The places of an engine's source that raise an error, read when a diagnosis asks."""
+        from gateway.diagnosis.checks.check_index import CheckIndex
+        from gateway.diagnosis.checks.check_site import CheckBook, decode
+
+        def read() -> CheckBook:
+            path = self._nearest_file(f"engine_checks/{kind}")
+            try:
+                return decode(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise SettingsError(
+                    f"The checks {path} cannot be read: {error}.", hint=_REINSTALL
+                ) from None
+
+        return CheckIndex(read)
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
         """The described versions of each kind of engine, as their files are named."""

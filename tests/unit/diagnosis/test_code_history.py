@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from types import ModuleType
 
 import pytest
@@ -22,6 +19,7 @@ from gateway.diagnosis.code_history import (
 from gateway.domain.release import release
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import ROOT
+from tests.support.scripts import script_module
 
 FILE, OTHER = "vllm/frob.py", "vllm/ops/frob.py"
 OLD = '''
@@ -64,13 +62,7 @@ def young():
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    loader = SourceFileLoader("engine_history", str(ROOT / "scripts/engine-history"))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    sys.modules[loader.name] = module
-    loader.exec_module(module)
-    return module
+    return script_module("engine-history")
 
 
 @pytest.fixture(scope="module")
