@@ -147,6 +147,15 @@ class CodeHistory:
             key = next((old_key for old_key, new_key in step.moved.items() if new_key == key), key)
         return False
 
+    def is_new(self, path: str, name: str, older_version: str, newer_version: str) -> bool:
+        """Whether an older version has no such function as a newer one."""
+        key = function_hash(path, name)
+        for step in reversed(self._steps_between(older_version, newer_version)):
+            if _has_key(step.new, key):
+                return True
+            key = next((old_key for old_key, new_key in step.moved.items() if new_key == key), key)
+        return False
+
     def version_without(self, text: str, older_version: str, newer_version: str) -> str | None:
         """The first version after `older_version`, up to `newer_version`, that has no message with
         such words."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Frames further out call every failing function alike.
 _INNER_FRAMES = 3
 _FRAME = re.compile(r"(?:.*/|\A)(?P<path>(?:vllm|sglang)/.+\.py):(?P<name>.+)\Z")
+# The code of models: a version without it does not know the model.
+_MODEL_CODE = re.compile(r"/models/\w+\.py\Z")
 # The clearest change first.
 _WORDS = {
     "line": "the line of {name} that led here is gone since {version}",
@@ -131,7 +133,10 @@ def _older(
     version: str,
     versions: Sequence[str],
 ) -> str | None:
-    """The newest older version with other code in the innermost frame, or without the message."""
+    """The newest older version with other code in the innermost frame, or without the message.
+
+    A version before the model's own code is none: it does not know the model.
+    """
     older_versions = [
         known_version
         for known_version in reversed(versions)
@@ -139,6 +144,12 @@ def _older(
     ]
     frame = frames[0] if frames else None
     for older_version in older_versions:
+        if (
+            frame is not None
+            and _MODEL_CODE.search(frame.path)
+            and history.is_new(frame.path, frame.name, older_version, version)
+        ):
+            return None
         if frame is not None and history.has_changed(
             frame.path, frame.name, older_version, version
         ):

@@ -374,12 +374,28 @@ class Cures:
         names = self.rows.names(engine, "flags").values() if engine else ()
         return {"exceeded_flag": f"--{flag}"} if any(flag in flags for flags in names) else {}
 
-    def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
+    def _versions_with(self, engine: str | None, architecture: str) -> tuple[str, ...] | None:
+        """The described versions of an engine that serve an architecture, where any is known to."""
+        described_versions = self.rows.versions.get(engine or "")
+        if not architecture or not described_versions or engine is None:
+            return described_versions
+        names = self.rows.names(engine, "architectures")
+        return (
+            tuple(
+                version for version in described_versions if architecture in names.get(version, ())
+            )
+            or described_versions
+        )
+
+    def known_versions(
+        self, engine: str | None, version: str, architecture: str = ""
+    ) -> dict[str, Scalar]:
         """The neighbours of an engine's version among the described ones, as `newer` and `older`.
 
-        Without a version the newest one is `newest`.
+        Without a version the newest one is `newest`. architecture: the model's, if known; versions
+        without it are not named.
         """
-        described_versions = self.rows.versions.get(engine or "")
+        described_versions = self._versions_with(engine, architecture)
         ordered_versions = sorted(described_versions or (), key=release)
         if not ordered_versions:
             # Some version of an unknown engine may run here.
@@ -407,7 +423,13 @@ class Cures:
         return values
 
     def code_versions(
-        self, engine: str | None, version: str, failure: str, shape: ExceptionShape
+        self,
+        engine: str | None,
+        version: str,
+        failure: str,
+        shape: Shape,
+        *,
+        architecture: str = "",
     ) -> dict[str, Scalar]:
         """The versions with other code where a failure was raised (code_versions.py).
 
@@ -418,7 +440,7 @@ class Cures:
         is_code_fault = failure in _CODE_KINDS or (failure in _FAULT_KINDS and is_fault)
         if kind not in ENGINES or not version or not is_code_fault:
             return {}
-        known_versions = self.rows.versions.get(kind, ())
+        known_versions = self._versions_with(kind, architecture) or ()
         return code_versions(self.rows.history(kind), f"{kind}=={version}", shape, known_versions)
 
     def check(self, engine: str | None, version: str, shape: Shape) -> CheckMatch | None:
@@ -529,7 +551,8 @@ def _steps_and_advice(
         if own_steps and not is_replaced:
             general_steps = remedy.fill_steps(kind.steps, case)
         # Advice for this case goes before the general steps of its kind.
-        if row_advice and not remedy.is_repeated_advice((*step_texts, *general_steps), row_advice):
+        is_repeated = remedy.is_repeated_advice((*step_texts, *general_steps), row_advice)
+        if row_advice and not (is_repeated or is_replaced):
             step_texts += (row_advice,)
         step_texts += general_steps[:1]
         step_texts += () if own_steps else late_advice

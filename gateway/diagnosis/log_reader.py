@@ -296,7 +296,7 @@ class LogReader:
         if forms.BENIGN_EXCEPTION.match(line.text):
             self._read_benign(line, text, process, is_framed=former_traceback.is_framed)
             return
-        if not self._signatures.main_loops.isdisjoint(process.frames) and not process.is_in_request:
+        if self._has_left_loop(former_traceback, process):
             former_traceback = former_traceback._replace(is_ignored=False)
             if evidence.is_ignored(process):
                 self._record_engine_end(text, process)
@@ -310,6 +310,14 @@ class LogReader:
         )
         if not self._is_survived(former_traceback, shape, line, text, process):
             self._prove_exception(former_traceback, shape, line, text, process)
+
+    def _has_left_loop(self, former_traceback: _Traceback, process: ProcessTrace) -> bool:
+        """Whether an exception left the loop of a process, or of a thread that must go on."""
+        signatures = self._signatures
+        if former_traceback.is_ignored and not signatures.thread_loops.isdisjoint(process.frames):
+            return process.ends_thread
+        is_outside_requests = not process.is_in_request
+        return is_outside_requests and not signatures.main_loops.isdisjoint(process.frames)
 
     def _is_survived(
         self,
@@ -430,7 +438,10 @@ class LogReader:
     ) -> None:
         """Read one more line of the message of an exception."""
         process.lines_left -= 1
-        may_be_broken = self._lines.number - candidate.number < _MAX_LINE_PARTS
+        may_be_broken = (
+            self._lines.number - candidate.number < _MAX_LINE_PARTS
+            and not forms.PROCESS_END.match(line.text)
+        )
         if line.is_header is not process.has_header and (line.is_header or not may_be_broken):
             process.close()
             return

@@ -302,6 +302,8 @@ class FrameMark(Value):
 
     is_main_loop: the function is the main loop of a process: an error that leaves it ends the
         engine.
+    thread_loop: the function is the loop of a thread, without which the engine answers no more: an
+        error that ends the thread ends the engine.
     """
 
     function: str
@@ -309,6 +311,7 @@ class FrameMark(Value):
     kernel: str = ""
     kernel_pattern: Pattern = ""
     is_main_loop: bool = Field(False, alias="main_loop")
+    thread_loop: bool = False
     source: str = ""
 
 

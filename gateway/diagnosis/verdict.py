@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 _MAX_LINE_CHARACTERS = 1000
 # Failures that the libraries on a stack of compiled code can explain.
 _CRASH_KINDS = frozenset({"exited", "killed", "kernel_runtime", "nccl"})
-# Faults in one place that are not due to chance.
+# Faults in one place that are not due to chance. A missing package fails each request alike.
 _MIN_REPEATS = 2
+_SURE_FAULTS = frozenset({"ImportError", "ModuleNotFoundError"})
 # Advice that changes nothing where the engine runs one rank.
 _LESS_RANKS = re.compile(r"(?:Lower|Reduce|Decrease) --(?:tensor-parallel-size|tp-size|tp)\b")
 _UNKNOWN_FAILURE = FailureSignature(
@@ -323,14 +324,16 @@ class LogVerdict:
         first, number = max(
             self._evidence.faults.values(), key=lambda fault: fault[1], default=(None, 0)
         )
+        is_sure = first is not None and first.shape.exception in _SURE_FAULTS
         failure = (
             self._build_failure(self._match_fault(first))
-            if first and number >= _MIN_REPEATS
+            if first and (number >= _MIN_REPEATS or is_sure)
             else None
         )
         if failure is None:
             return None
-        message = f"{failure.message} {number} requests failed so, and the engine serves on."
+        requests = f"{number} requests" if number > 1 else "A request"
+        message = f"{failure.message} {requests} failed so, and the engine serves on."
         return failure.evolve(message=message, phase="serving", proven_subject="nothing")
 
     def _match_fault(self, candidate: FailureCandidate) -> FailureCandidate | None:
@@ -353,11 +356,12 @@ class LogVerdict:
         engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
         version = self._version or self._evidence.progress.reported_values.get("version", "")
         failing = " ".join((shape.message, *shape.frames[-2:]))
+        model_class = str(circumstances.get("model_class", ""))
         values = (
             self._evidence.progress.settings
             | circumstances
-            | cures.known_versions(engine, version)
-            | cures.code_versions(engine, version, row.kind, shape)
+            | cures.known_versions(engine, version, model_class)
+            | cures.code_versions(engine, version, row.kind, shape, architecture=model_class)
             | candidate.culprit
         )
         self._add_engine_facts(values, row, engine, version, shape)

@@ -8,7 +8,7 @@ path of a frame leads to the flag and, where a file is named so, to the implemen
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.diagnosis.clues.frames import OWN_FRAME, WAY
@@ -24,6 +24,13 @@ _SUFFIX = "-backend"
 _SUFFIX_CHARACTERS = len(_SUFFIX)
 # Words of flags that folders have in another form.
 _FORMS = {"attn": "attention"}
+# Words of flags that choose for one step of the work only.
+_STEPS = frozenset({"prefill", "decode", "verify"})
+# Layers with a state in place of a cache: the flag of attention does not choose their kernels.
+_STATE_WORDS = frozenset({"gdn", "kda", "linear", "mamba", "fla"})
+_ATTENTION = frozenset({"attention"})
+# The folder of kernels that are all written in Triton.
+_TRITON_FOLDER = re.compile(r"/fla/(?:ops/)?|triton")
 # Implementations for every GPU and model. Others are for single ones.
 _GENERAL = re.compile(
     r"(?:native|torch|pytorch|torch_native|triton|triton_attn|flash_attn|flashinfer|cutlass"
@@ -51,25 +58,48 @@ def implementation(
         for flag, spec in settings.flags.items()
         if flag[-_SUFFIX_CHARACTERS:] == _SUFFIX and spec.get("choices") and not spec.get("ours")
     ]
-    for frame in reversed(own_frames[-_REACH:]):
+    flag_words = {part: _flag_words(part) for part, _, _ in flags}
+    for number, frame in enumerate(reversed(own_frames[-_REACH:]), 1):
         words = _path_words(frame)
         parts = [
             (part, flag, spec)
             for part, flag, spec in flags
-            if {_FORMS.get(word, word) for word in part.split("-")} <= words
+            if _chooses(flag_words[part], words, flag_words.values())
         ]
         if parts:
             _, flag, spec = max(parts, key=lambda item: (len(item[0]), item[1]))
-            return _choices(frame, flag, spec, options)
+            return _choices(own_frames[-number:], flag, spec, options)
     return {}
 
 
+def _flag_words(part: str) -> frozenset[str]:
+    return frozenset(_FORMS.get(word, word) for word in part.split("-"))
+
+
+def _chooses(
+    flag_words: frozenset[str], path_words: set[str], other_flags: Collection[frozenset[str]]
+) -> bool:
+    """Whether a flag of these words chooses the implementation of a part with this path.
+
+    A flag for one step of the work counts for all steps where no flag does.
+    """
+    if flag_words == _ATTENTION and not _STATE_WORDS.isdisjoint(path_words):
+        return False
+    kept_words = flag_words - _STEPS
+    return flag_words <= path_words or (
+        bool(kept_words) and kept_words <= path_words and kept_words not in other_flags
+    )
+
+
 def _choices(
-    frame: str, flag: str, spec: Mapping[str, Any], options: StartOptions
+    frames: Sequence[str], flag: str, spec: Mapping[str, Any], options: StartOptions
 ) -> dict[str, Scalar]:
-    """The other implementations that a flag offers."""
+    """The other implementations that a flag offers. frames: the part's frame, and those further
+    in."""
     names = [str(name) for name in spec["choices"]]
-    file = frame.rpartition(":")[0].rpartition("/")[2]
+    file = frames[0].rpartition(":")[0].rpartition("/")[2]
+    if any(map(_TRITON_FOLDER.search, frames[1:])):
+        file += " triton"
     failed_names = [name for name in names if options.gives(flag, name) or _is_in(name, file)]
     failed_name = max(failed_names, key=len, default="")
     other_names = [

@@ -17,6 +17,7 @@ FATAL_WORDS = (
     b"hit an exc",
     b"xit code",
     b"NVRM",
+    b"ption in thread",
     b"atchdog",
     b"hut",
     b"SIG",
@@ -70,8 +71,9 @@ _PHASE_WORDS = (
 # Each copy of these lines counts: their figures show whether the engine answered.
 SERVING_WORDS = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTING_WORDS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
-# Lines with one of these describe the machine (profiles/failures/circumstances.yaml).
+# Lines with one of these describe the machine, or the model (profiles/failures/circumstances.yaml).
 _MACHINE_WORDS = (
+    b"esolved arch",
     b"WSL",
     b"microsoft-standard",
     b"dxgk",

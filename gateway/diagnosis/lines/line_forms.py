@@ -163,6 +163,8 @@ SHUTDOWN = re.compile(
 IGNORED_EXCEPTION = re.compile(
     r"Exception ignored in|Exception in thread|Task exception was never retrieved"
 )
+# Python's line on a process of the engine that ended with an exception.
+PROCESS_END = re.compile(r"Process [A-Za-z][\w:-]*:$")
 # A worker's error, as reported by the process that waited for the worker.
 RELAYED_ERROR = re.compile(
     r"Worker failed with error ['\"](.+?)['\"], please check the stack trace"

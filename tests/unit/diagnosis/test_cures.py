@@ -207,6 +207,13 @@ def test_the_versions_beside_the_failing_one_are_named() -> None:
     assert str(CURES.known_versions("vllm", "99.0")["older"]) in last.steps[0]
 
 
+def test_a_version_without_the_model_is_not_named() -> None:
+    model = "Gemma4ForConditionalGeneration"
+    assert "older" in CURES.known_versions("vllm", "0.19.1")
+    assert "older" not in CURES.known_versions("vllm", "0.19.1", model)
+    assert CURES.known_versions("vllm", "0.19.1", model)["newer"]
+
+
 @pytest.mark.parametrize(
     ("engine", "architecture", "step"),
     [
