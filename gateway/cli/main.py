@@ -32,8 +32,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line. Expected errors end with two sentences and their exit code."""
     try:
-        # Typer raises usage errors here and returns exit codes because standalone mode is off.
-        sys.exit(app(standalone_mode=False, prog_name="fitserve"))
+        sys.exit(_run(sys.argv[1:]))
     except FitserveError as error:
         print_message(f"fitserve: {error}")
         sys.exit(error.exit_code)
@@ -57,6 +56,25 @@ def main() -> None:
             raise
         print_message(f"fitserve: {disk_refusal}")
         sys.exit(disk_refusal.exit_code)
+
+
+def _run(arguments: list[str]) -> int | None:
+    """Run the command of these arguments, with options of engines in our form, for its exit
+    code."""
+    while True:
+        try:
+            # Typer raises usage errors here and returns exit codes because standalone mode is off.
+            code: int | None = app(arguments, standalone_mode=False, prog_name="fitserve")
+        except TYPO_ERROR as error:
+            from gateway.cli.foreign_options import translated_arguments  # only after a mistake
+
+            translation = translated_arguments(arguments, error)
+            if translation is None:
+                raise
+            arguments, form = translation
+            print_message(f"note: {getattr(error, 'option_name', '')} is read as {form}.")
+        else:
+            return code
 
 
 def _is_text(argument: str) -> bool:

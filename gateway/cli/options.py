@@ -17,6 +17,7 @@ import typer
 
 from gateway.cli.terminal import print_message
 from gateway.domain.record import FrozenRecord
+from gateway.domain.release import engine_name
 from gateway.domain.units import token_count
 from gateway.errors import BadRequest, near_name_hint
 from gateway.model_folder import model_folder
@@ -189,11 +190,11 @@ class WishOptions(FrozenRecord, frozen=True):
         template = self.chat_template
         return drop_none(
             {
-                "engines": self.engine or None,
+                "engines": [engine_name(text) for text in self.engine or ()] or None,
                 "args": flag_values(self.arg) or None,
                 "env": environment_variables(self.env) or None,
                 "image": self.image,
-                "goal": self.goal,
+                "goal": _goal_option(self.goal),
                 "concurrency": self.concurrency,
                 "gpus": _gpu_option(self.gpus, self.gpu),
                 "aliases": self.alias or None,
@@ -232,6 +233,11 @@ def serving_fields(*, replicas: int | None, check: bool | None, **policy: Any) -
     policy: the fields of `gateway.domain.wish.Policy`.
     """
     return drop_none({"replicas": replicas, "check": check, "policy": drop_none(policy) or None})
+
+
+def _goal_option(text: str | None) -> str | None:
+    """The goal in small letters; one agent is a form of agents."""
+    return {"agent": "agents"}.get(text.lower(), text.lower()) if text is not None else None
 
 
 _GPUS_FORMS = "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs"
@@ -415,7 +421,6 @@ _FOREIGN_OPTIONS = {
     "--ctx-size": "Write --context 32k.",
     "--tensor-parallel-size": "Write --tp 2.",
     "--tp-size": "Write --tp 2.",
-    "--pipeline-parallel-size": "Write --pp 2.",
     "--lora-modules": "Write --lora NAME=SOURCE.",
     "--gpu-memory-utilization": (
         "The plan sizes the memory. Leave the option out, or write --arg"

@@ -1,7 +1,8 @@
-"""The order of versions: of engines, drivers, and releases that fix a weakness. Pure."""
+"""Versions of engines, drivers and releases: their order, and the forms that people write."""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
@@ -19,3 +20,14 @@ def release(text: str) -> Version:
         return Version(text)
     except InvalidVersion:
         return _FIRST_VERSION
+
+
+_ENGINE = re.compile(r"([A-Za-z]+)(?:\s*(?:===?|=|@|:|-)\s*|\s+)v?(\d[\w.+]*)")
+
+
+def engine_name(text: str) -> str:
+    """`KIND==VERSION` of a name with a version; another text in small letters if it is one word."""
+    match = _ENGINE.fullmatch(text.strip())
+    if match is None:
+        return text.strip().lower() if text.strip().isalpha() else text
+    return f"{match[1].lower()}=={match[2]}"

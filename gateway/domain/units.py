@@ -53,6 +53,7 @@ def plural(count: int, noun: str) -> str:
 def token_count(value: object) -> int:
     """The tokens of a number or of `32k` (32,768) or `1m`. Raises ValueError with the forms."""
     text = str(value).strip().lower().replace(",", "").replace("_", "")
+    text = text.removesuffix("tokens").rstrip()
     match = _TOKENS.fullmatch(text) if not isinstance(value, bool) else None
     tokens = float(match[1]) * _THOUSANDS[match[2]] if match is not None else 0
     if tokens < 1 or tokens % 1:

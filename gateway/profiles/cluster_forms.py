@@ -9,16 +9,17 @@ A snapshot of the whole name wins: 2x3090 is one machine with two GPUs.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 from gateway.domain import Cluster, Hardware, Network, Node
 from gateway.errors import BadRequest
+from gateway.profiles.machine_names import plain_name, split_counts
 
 _TERM = r"(?:(\d{1,4})x)?\(([^()]+)\)"
 _FORM = re.compile(rf"{_TERM}(?:\+{_TERM})*")
-_MACHINES = re.compile(r"(\d{1,4})x([^()]+)")
 _MAX_NODES = 1024
 _BITS = re.compile(r"(\d+(?:\.\d+)?)(g|m)bit", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms)")
@@ -33,14 +34,13 @@ def read_machines(form: str, snapshot: Callable[[str], Hardware | None]) -> list
     """
     if _FORM.fullmatch(form):
         terms = [(int(count or 1), name) for count, name in re.findall(_TERM, form)]
-    elif match := _MACHINES.fullmatch(form):
-        terms = [(int(match[1]), match[2])]
-        machine = snapshot(match[2])
+    else:
+        counts, words = split_counts(plain_name(form))
+        terms = [(math.prod(counts), words)]
+        machine = snapshot(words) if counts and words else None
         # A second GPU of another kind could be in the same machine.
         if machine is None or any(gpu.memory_kind != "unified" for gpu in machine.gpus):
             return None
-    else:
-        return None
     if not 0 < sum(count for count, _ in terms) <= _MAX_NODES:
         raise BadRequest(
             f"{form} has no machine, or more than {_MAX_NODES}.",

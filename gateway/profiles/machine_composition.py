@@ -13,12 +13,10 @@ from gateway.domain import Gpu, Hardware, Link, Pcie
 from gateway.domain.hardware import ASSUMED_CARD
 from gateway.engines.common.kernels.cards import Card
 from gateway.errors import BadRequest
+from gateway.profiles.gpu_slices import SliceProfile
 from gateway.profiles.machine_names import Term
 
 _NAMESPACE = uuid.UUID("2d6f5a52-8d57-4b8c-8a3f-0f8a1b0c7c55")  # any, but always the same
-# NVLink over switches; fewer links of a card are bridges, which a machine may lack.
-_SWITCHED_LINKS = 18
-_SWITCHED_FORM = "SXM"
 # The driver keeps at most this share of a card's memory, on all cards whose figure is known.
 _DRIVER_SHARE = 0.03
 _MIN_RAM_BYTES = 64 << 30
@@ -40,7 +38,9 @@ def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardw
         )
     machines = sorted(snapshots, key=lambda machine: len(machine.gpus))
     gpus, gpu_notes = _composed_gpus(name, cards, machines)
-    links, link_notes = _composed_links(cards, machines)
+    parts = [term.part for term in terms for _ in range(term.count)]
+    gpus = tuple(_part_of(gpu, part) for gpu, part in zip(gpus, parts, strict=True))
+    links, link_notes = _composed_links(cards, parts, machines)
     model_machine = _similar_machine(cards, machines)
     ram_bytes, host_notes = _composed_ram(model_machine, gpus)
     host = model_machine or machines[-1].evolve(
@@ -66,15 +66,15 @@ def _composed_gpus(
     name: str, cards: Sequence[Card], machines: Sequence[Hardware]
 ) -> tuple[tuple[Gpu, ...], list[str]]:
     """The GPUs of a machine of this name, as known machines have them, and notes on estimates."""
-    known_gpus = {gpu.name: gpu for machine in machines for gpu in machine.gpus}
+    known_gpus = {gpu_key(gpu): gpu for machine in machines for gpu in machine.gpus}
     gpus = tuple(
-        (known_gpus.get(card.name) or build_gpu(card)).evolve(
+        (known_gpus.get(card_key(card)) or build_gpu(card)).evolve(
             index=index, uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{name}/{index}')}"
         )
         for index, card in enumerate(cards)
     )
     estimated_names = sorted(
-        {card.name for card in cards if card.idle_mib is None and card.name not in known_gpus}
+        {card.name for card in cards if card.idle_mib is None and card_key(card) not in known_gpus}
     )
     if not estimated_names:
         return gpus, []
@@ -84,16 +84,57 @@ def _composed_gpus(
     ]
 
 
+def gpu_key(gpu: Gpu) -> tuple[str, int | None]:
+    """Name and memory in MiB, by which cards differ; shared memory differs by machine."""
+    return gpu.name, None if gpu.memory_kind == "unified" else (gpu.total_bytes or 0) >> 20
+
+
+def card_key(card: Card) -> tuple[str, int | None]:
+    """The key of the GPUs of a card."""
+    return card.name, card.memory_mib
+
+
+def bridged_machine(machine: Hardware, terms: Sequence[Term]) -> Hardware:
+    """The machine with a bridge of NVLink between its two cards, as its name says. A bridge joins
+    two alike cards, so other machines get a note."""
+    term = terms[0]
+    if term.card.nvlinks and len(terms) == 1 and len(machine.gpus) == 2:
+        links = tuple(
+            link.evolve(nvlinks=term.card.nvlinks, p2p=True, p2p_status=None)
+            for link in machine.links
+        )
+        return machine.evolve(links=links, notes=(*machine.notes, "links: NVLink, by the name"))
+    note = f"{ASSUMED_CARD} cards without NVLink: a file of `fitserve probe --json` has the links"
+    return machine.evolve(notes=(*machine.notes, note))
+
+
+def _part_of(gpu: Gpu, part: SliceProfile | None) -> Gpu:
+    """The part of a GPU as MIG shows it; without a part, the GPU."""
+    if part is None:
+        return gpu
+    return gpu.evolve(
+        name=f"{gpu.name} MIG {part.name}",
+        uuid=f"MIG-{gpu.uuid.removeprefix('GPU-')}",
+        total_bytes=part.bytes_of(gpu.total_bytes or 0),
+        free_bytes=part.bytes_of(gpu.free_bytes or 0),
+        mig=True,
+    )
+
+
 def _composed_links(
-    cards: Sequence[Card], machines: Sequence[Hardware]
+    cards: Sequence[Card], parts: Sequence[SliceProfile | None], machines: Sequence[Hardware]
 ) -> tuple[tuple[Link, ...], list[str]]:
-    """The links between all cards, and a note on their source."""
+    """The links between all cards, and a note on their source. parts: of the cards."""
     links = tuple(
         _link(first, second, machines).evolve(a=a, b=b)
         for (a, first), (b, second) in itertools.combinations(enumerate(cards), 2)
     )
     if not links:
         return (), []
+    if any(parts):
+        return tuple(link.evolve(nvlinks=0, p2p=False) for link in links), [
+            "links: none between parts of cards"
+        ]
     return links, ["links: as in the machines that fitserve knows with these cards, else unknown"]
 
 
@@ -111,18 +152,17 @@ def _composed_ram(model_machine: Hardware | None, gpus: Sequence[Gpu]) -> tuple[
 
 
 def _architecture(cards: Iterable[Card]) -> str:
-    """The processor's architecture. Processors of NVIDIA stand in the names of chips that join one
-    with a GPU."""
-    return "aarch64" if any(" GB" in card.name for card in cards) else "x86_64"
+    """The processor's architecture."""
+    return "aarch64" if any(card.is_joined for card in cards) else "x86_64"
 
 
 def other_meanings(terms: Iterable[Term]) -> list[str]:
-    """Notes on terms that other cards fit too."""
+    """Notes on terms that other cards fit too, and on assumptions about the card."""
     return [
         f"{ASSUMED_CARD} {term.card.name}; other cards of this name: {', '.join(term.alternatives)}"
         for term in terms
         if term.alternatives
-    ]
+    ] + [f"{ASSUMED_CARD} {note}" for term in terms for note in term.notes]
 
 
 def _similar_machine(cards: Sequence[Card], machines: Sequence[Hardware]) -> Hardware | None:
@@ -166,13 +206,9 @@ def _link(first: Card, second: Card, machines: Sequence[Hardware]) -> Link:
         for link in machine.links:
             if sorted((names[link.a], names[link.b])) == sorted((first.name, second.name)):
                 return link
-    if first.name == second.name and _is_switched(first):
+    if first.name == second.name and first.is_switched:
         return Link(a=0, b=0, nvlinks=first.nvlinks, p2p=True)
     if any("GeForce" in card.name for card in (first, second)):
         # The driver refuses it between GeForce cards (github.com/NVIDIA/nccl-tests issue 287).
         return Link(a=0, b=0, nvlinks=0, p2p=False)
     return Link(a=0, b=0, nvlinks=0)
-
-
-def _is_switched(card: Card) -> bool:
-    return card.nvlinks == _SWITCHED_LINKS or (bool(card.nvlinks) and _SWITCHED_FORM in card.name)

@@ -1,4 +1,4 @@
-"""Names of machines as people write them: `h100`, `2x 4090`, `"rtx 4090"`, `H100x8`, `3090+4090`.
+"""Names of machines as people write them: `dual 3090s`, `RTX 4090 x2`, `3090 + 4090`.
 
 A name is a sum of terms, each a count and the words of a card's name. Pure.
 """
@@ -12,15 +12,25 @@ from collections.abc import Callable, Sequence
 from gateway.domain import Value
 from gateway.engines.common.kernels.cards import Card
 from gateway.errors import BadRequest
+from gateway.profiles.card_names import matched_cards
+from gateway.profiles.gpu_slices import SliceProfile, read_slice
 
 _MAX_GPUS, _MAX_LETTERS = 64, 200
-_COUNT_BEFORE = re.compile(r"(\d{1,3})\s*[x*]\s*")
-_COUNT_BEHIND = re.compile(r"\s*[x*]\s*(\d{1,3})$")
-_WORD = re.compile(r"[a-z0-9]+")
-# Makers' words name no card, and people call one machine by its brand.
-_MEANINGS = {"nvidia": "", "geforce": "", "tesla": "", "dgx": "", "spark": "gb10"}
-_SUFFIXES = {"ti", "super"}
-_MEMORY = re.compile(r"([1-9]\d{0,2})gi?b?")
+_BETWEEN_TERMS = re.compile(r"\+|,|;|&|\band\b|\bplus\b")
+_COUNT_BEFORE = re.compile(r"(\d{1,3})\s*[x*]\s*|(\d{1,2})\s+(?:gpus?\s+|cards?\s+|of\s+)*(?=\S)")
+_COUNT_BEHIND = re.compile(
+    r"\s*[x*:]\s*(\d{1,3})$|\s(\d{1,3})\s*x$|\s(\d{1,3})\s*(?:gpus?|cards?)$"
+)
+_COUNT_BETWEEN = re.compile(r"\s[x*]\s*(\d{1,3})(?=\s+\d{1,3}\s*gi?b?$)")
+_LINK_WIDTH = re.compile(r"\bpcie\s*(?:gen\s*)?(?:\d(?:\.0)?\s*)?x\d{1,2}\b")
+_TRAY = re.compile(r"\bnvl(\d{1,2})\b")
+_NUMBER_WORDS = {
+    "single": 1, "dual": 2, "double": 2, "twin": 2, "two": 2, "triple": 3, "three": 3, "quad": 4,
+    "four": 4, "five": 5, "six": 6, "eight": 8, "octa": 8,
+}  # fmt: skip
+# Systems of NVIDIA that hold eight cards with switches between them.
+_SYSTEM = re.compile(r"\b[dh]gx\b")
+_CARDS_OF_SYSTEM = 8
 _OTHER_MAKERS = {
     "AMD": re.compile(
         r"\b(amd|radeon|instinct|mi\d{2,3}[a-z]?|rx ?\d{3,4}|w\d{4}|strix|\d{4}xtx?)\b"
@@ -35,12 +45,17 @@ _OTHER_MAKERS = {
 class Term(Value):
     """Cards of one kind in the name of a machine.
 
-    `count` cards, all of one kind. `alternatives`: further cards that the words could mean.
+    count: the number of cards, all of one kind.
+    alternatives: further cards that the words could mean.
+    notes: assumptions about the card.
+    part: the part of a card that each GPU is; None: all.
     """
 
     count: int
     card: Card
     alternatives: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    part: SliceProfile | None = None
 
 
 def parse_terms(
@@ -49,27 +64,18 @@ def parse_terms(
     """The cards of a machine's name; None: a term names no card of the table.
 
     preference: the more, the sooner a card is taken of several that the words fit.
-    Raises BadRequest for cards of other makers, and for a count beyond a machine.
+    Raises BadRequest for cards of other makers, for words that fit cards of several generations,
+    for a memory that no such card has, and for a count beyond a machine.
     """
     if len(text) > _MAX_LETTERS:
         return None
     terms = []
-    for part in text.lower().split("+"):
-        counts, words = _split_counts(part.strip())
-        fitting_cards = _fitting_cards(words, cards)
-        if not fitting_cards:
+    for part in _BETWEEN_TERMS.split(plain_name(text)):
+        term = _term(part.strip(), cards, preference)
+        if term is None:
             _refuse_other_makers(text)
             return None
-        best_card = min(
-            fitting_cards,
-            key=lambda card: (
-                _compact_name(card.name.lower()) != _compact_name(words),
-                -preference(card),
-                len(_card_words(card)),
-            ),
-        )
-        alternatives = tuple(card.name for card in fitting_cards if card is not best_card)
-        terms.append(Term(count=math.prod(counts), card=best_card, alternatives=alternatives))
+        terms.append(term)
     if not 0 < sum(term.count for term in terms) <= _MAX_GPUS:
         raise BadRequest(
             f"{text} has no GPU, or more than {_MAX_GPUS}.",
@@ -79,52 +85,54 @@ def parse_terms(
     return tuple(terms)
 
 
-def _split_counts(term: str) -> tuple[list[int], str]:
-    """The counts before and after a card's words, and the words."""
+def plain_name(text: str) -> str:
+    """The name in small letters, without brackets, signs of trademarks and the width of links."""
+    letters = text.lower().replace("\u00d7", "x").replace("_", " ")
+    words = _LINK_WIDTH.sub(" ", re.sub(r"[()\[\]\u00ae\u2122]", " ", letters)).split()
+    return " ".join(words).removeprefix("gpu ")
+
+
+def split_counts(term: str) -> tuple[list[int], str]:
+    """The counts before, behind and between a card's words, and the words."""
     counts = []
-    if count_match := _COUNT_BEFORE.match(term):
-        counts.append(int(count_match[1]))
-        term = term[count_match.end() :]
-    if behind := _COUNT_BEHIND.search(term):
-        counts.append(int(behind[1]))
-        term = term[: behind.start()]
-    return counts, term
+    if count := _NUMBER_WORDS.get(term.partition(" ")[0]):
+        counts.append(count)
+        term = term.partition(" ")[2]
+    elif match := _COUNT_BEFORE.match(term):
+        counts.append(int(match[1] or match[2]))
+        term = term[match.end() :]
+    for pattern in (_COUNT_BEHIND, _COUNT_BETWEEN, _TRAY):
+        if match := pattern.search(term):
+            counts.append(int(next(filter(None, match.groups()), 0)))
+            term = term[: match.start()] + term[match.end() :]
+    return counts, term.strip()
 
 
-def _covers(words: frozenset[str], text: str, card: Card) -> bool:
-    """Whether the text is a row of words of the card, and of its memory such as `80gb`."""
-    if not text:
-        return True
-    if (size := _MEMORY.match(text)) and card.has_memory(int(size[1]) << 30):
-        return _covers(words, text[size.end() :], card)
-    return any(text.startswith(word) and _covers(words, text[len(word) :], card) for word in words)
-
-
-def _fitting_cards(text: str, cards: Sequence[Card]) -> list[Card]:
-    """The cards whose names hold all words of the text, which may be written together."""
-    compact = _compact_name(text)
-    if not compact or _MEMORY.fullmatch(compact):
-        return []
-    return [
-        card
-        for card in cards
-        if _covers(words := _card_words(card), compact, card)
-        # `4070 ti` is not `4070 ti super`, and `4060` is not `4060 ti`.
-        and all(mark in compact for mark in _SUFFIXES & words)
-    ]
-
-
-def _card_words(card: Card) -> frozenset[str]:
-    words = frozenset(_WORD.findall(card.name.lower()))
-    return words | {"sxm" for word in words if word.startswith("sxm")}
-
-
-def _compact_name(text: str) -> str:
-    """The text's letters and digits without makers' words."""
-    letters = "".join(_WORD.findall(text))
-    for word, meaning in _MEANINGS.items():
-        letters = letters.replace(word, meaning)
-    return letters
+def _term(part: str, cards: Sequence[Card], preference: Callable[[Card], int]) -> Term | None:
+    """The cards of one term of a name; None: it names no card of the table."""
+    counts, words = split_counts(part)
+    profile, words = read_slice(words)
+    matches = matched_cards(words, cards)
+    if not matches:
+        return None
+    best_match = min(
+        matches,
+        key=lambda match: (-match.similarity, -preference(match.card), len(match.card.name)),
+    )
+    if (
+        not counts
+        and _SYSTEM.search(words)
+        and best_match.card.is_switched
+        and not best_match.card.is_joined
+    ):
+        counts = [_CARDS_OF_SYSTEM]
+    return Term(
+        count=math.prod(counts),
+        card=best_match.card,
+        alternatives=tuple(match.label for match in matches if match is not best_match),
+        notes=best_match.notes,
+        part=profile.card_part(best_match.card) if profile is not None else None,
+    )
 
 
 def _refuse_other_makers(text: str) -> None:

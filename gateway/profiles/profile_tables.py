@@ -5,6 +5,7 @@ gpus.yaml                   -> GpuTable: traits by compute capability
 parsers.yaml                -> ParserTable: how models write tool calls and thoughts
 chat_templates.yaml         -> RepairTable: repairs of broken published chat templates
 cards.yaml                  -> CardTable: peaks of cards from their data sheets
+instances.yaml              -> InstanceTable: cards of machines that clouds rent
 speed.yaml                  -> SpeedTable: fractions of the peaks that engines reach
 engine_history/KIND/VERSION -> CodeStep: functions, lines and messages that a version changed
 engine_checks/KIND          -> CheckIndex: places of an engine's source that raise an error
@@ -16,7 +17,7 @@ hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from gateway.diagnosis.code_history import CodeHistory
     from gateway.diagnosis.signatures import Signatures
     from gateway.domain.hardware import XidTable
+    from gateway.profiles.cloud_instances import InstanceTable
+    from gateway.profiles.machine_names import Term
 
 V = TypeVar("V", bound=Value)
 _REINSTALL = "Install fitserve again: `pip install --force-reinstall fitserve`."
@@ -119,18 +122,35 @@ class ProfileTables:
         """The machine of a snapshot, or of the cards that the name lists; None: neither."""
         if path := self._snapshot(name):
             return self._hardware_file(path)
-        from gateway.profiles.machine_composition import composed_machine, other_meanings
+        from gateway.profiles.cloud_instances import is_instance_name
+        from gateway.profiles.machine_composition import bridged_machine, card_key, gpu_key
         from gateway.profiles.machine_names import parse_terms
 
         paths = [self._snapshot(stem) for stem in self.snapshot_names()]
         machines = [self._hardware_file(path) for path in paths if path]
-        counts = Counter(gpu.name for machine in machines for gpu in machine.gpus)
-        terms = parse_terms(name, self.card_table.cards, lambda card: counts[card.name])
+        counts = Counter(gpu_key(gpu) for machine in machines for gpu in machine.gpus)
+        text = (self.instances.cards_of(name) if is_instance_name(name) else None) or name
+        terms = parse_terms(text, self.card_table.cards, lambda card: counts[card_key(card)])
         if terms is None:
             return None
-        cards = sorted(term.card.name for term in terms for _ in range(term.count))
+        machine = self._machine_of_terms(name, terms, machines)
+        return bridged_machine(machine, terms) if "nvlink" in name.lower() else machine
+
+    def _machine_of_terms(
+        self, name: str, terms: Sequence[Term], machines: Sequence[Hardware]
+    ) -> Hardware:
+        """The machine with these cards: a known one, else a composed one."""
+        from gateway.profiles.machine_composition import (
+            card_key,
+            composed_machine,
+            gpu_key,
+            other_meanings,
+        )
+
+        cards = Counter(card_key(term.card) for term in terms for _ in range(term.count))
+        is_cut = any(term.part for term in terms)
         for machine in machines:
-            if sorted(gpu.name for gpu in machine.gpus) == cards:
+            if not is_cut and Counter(map(gpu_key, machine.gpus)) == cards:
                 return machine.evolve(notes=(*machine.notes, *other_meanings(terms)))
         return composed_machine(name, terms, machines)
 
@@ -191,6 +211,17 @@ class ProfileTables:
             },
             cards=tuple(card for table in tables for card in table.cards),
         )
+
+    @cached_property
+    def instances(self) -> InstanceTable:
+        """The cards of machines that clouds rent; a user's file adds to ours and goes first."""
+        from gateway.profiles.cloud_instances import InstanceTable  # only where a name is unknown
+
+        paths = [root / "instances.yaml" for root in self.roots]
+        tables = [
+            validate(path, InstanceTable, self.document(path)) for path in paths if path.is_file()
+        ]
+        return InstanceTable(families=tuple(row for table in tables for row in table.families))
 
     @cached_property
     def pace(self) -> SpeedKnowledge:

@@ -118,7 +118,8 @@ class Profiles(ProfileTables):
         """
         if ref not in self._engines:
             if not self.describes(ref):
-                return self._likely(ref)
+                equal_ref = self._equal_ref(ref)
+                return self.engine(equal_ref) if equal_ref else self._likely(ref)
             if self._learned_path is not None and self.engine_files.get(ref, Path()).is_relative_to(
                 self._learned_path
             ):
@@ -221,6 +222,26 @@ class Profiles(ProfileTables):
             for root in self.roots
             for folder in ("engines", "engine_diffs")
         )
+
+    def _equal_ref(self, ref: str) -> str | None:
+        """The described engine with the same version in another spelling: 0.33 is 0.33.0."""
+        kind, _, version = ref.partition("==")
+        if not _VERSION.fullmatch(version):
+            return None
+        wanted_key = _version_key(ref)
+        return next(
+            (
+                known_ref
+                for known_ref in (*self.engine_files, *self.diff_files)
+                if known_ref.startswith(f"{kind}==") and _version_key(known_ref) == wanted_key
+            ),
+            None,
+        )
+
+    def newest_of_each_kind(self) -> list[Engine]:
+        """The newest engine with rules of each kind."""
+        refs = {ref.partition("==")[0]: ref for ref in reversed(self.engine_files)}
+        return [self.engine(ref) for ref in refs.values()]
 
     def _likely(self, ref: str) -> Engine:
         """A derived profile, never kept: the version may still describe itself. Raises NotFound."""

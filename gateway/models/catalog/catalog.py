@@ -16,7 +16,7 @@ from gateway.domain import Adapter, ModelSpec, Task
 from gateway.errors import BadModel, NeedsRemoteCode
 from gateway.models.adapter import read_adapter
 from gateway.models.catalog.files import Files, Folder, Repository, printable
-from gateway.models.catalog.hub import GGUF_HINT, REPOSITORY, Hub, repository_hint
+from gateway.models.catalog.hub import REPOSITORY, Hub, gguf_hint, repository_hint
 from gateway.models.catalog.hub_cache import COMMIT
 from gateway.models.catalog.safetensors import MAX_TENSORS
 from gateway.models.catalog.structure_files import structure_text
@@ -421,6 +421,6 @@ def _resolve(source: str) -> Path:
     except (ValueError, RuntimeError):
         raise BadModel(f"{name} is not a path.", hint=hint) from None
     if not path.is_dir():
-        hints = {".gguf": GGUF_HINT, ".yaml": _MODELS_FILE_HINT, ".yml": _MODELS_FILE_HINT}
+        hints = {".gguf": gguf_hint(name), ".yaml": _MODELS_FILE_HINT, ".yml": _MODELS_FILE_HINT}
         raise BadModel(f"{name} is not a folder.", hint=hints.get(path.suffix.lower(), hint))
     return path

@@ -54,14 +54,36 @@ GGUF_HINT = (
 )
 
 
+# The part of a GGUF file's or tag's name that says how it is quantized, as `-UD-Q4_K_M`.
+_GGUF_FORM = re.compile(r"[-_.:](UD[-_])?I?Q\d\w*$|[-_.:](BF16|F16|F32)$|[-_]GGUF$", re.IGNORECASE)
+_PAGES = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/|^hf:", re.IGNORECASE)
+
+
+def gguf_hint(name: str) -> str:
+    """The remedy for a GGUF file, tag or repository, with the name of the model in it."""
+    model = name.rpartition("/")[2].removesuffix(".gguf")
+    model = re.sub(r":[\w.-]*$", "", model) if ":" in model else model
+    while match := _GGUF_FORM.search(model):
+        model = model[: match.start()]
+    if not re.fullmatch(r"[\w.-]{1,96}", model):
+        return GGUF_HINT
+    return f"{GGUF_HINT} `fitserve search {model}` finds them."
+
+
 def repository_hint(name: str) -> str:
     """The remedy for a name that is neither a folder nor a repository."""
-    if name.lower().endswith(".gguf"):
-        return GGUF_HINT
+    if name.lower().endswith(".gguf") or _is_gguf(name):
+        return gguf_hint(name)
     hint = "A folder begins with /, ./, ../ or ~; a repository is written org/name."
     if "/" in name or not re.fullmatch(r"[\w.-]{1,96}(:[\w.-]{1,64})?", name):
         return hint
     return f"{hint} Names of Ollama's library are not known: qwen3:8b is Qwen/Qwen3-8B."
+
+
+def _is_gguf(name: str) -> bool:
+    """Whether the name has the form of a GGUF repository, with or without a tag."""
+    repo, _, tag = _PAGES.sub("", name).partition(":")
+    return repo.lower().endswith("gguf") or bool(tag and _GGUF_FORM.fullmatch(f":{tag}"))
 
 
 class HubUnreachable(BadModel):

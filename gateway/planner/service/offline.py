@@ -28,6 +28,7 @@ from gateway.domain import (
 from gateway.domain.base import ValidationError
 from gateway.domain.image_name import exact
 from gateway.domain.plan_request import PlanRequest
+from gateway.domain.release import engine_name
 from gateway.domain.value import first_problem
 from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError
@@ -92,7 +93,7 @@ def plan(
     Profiles and the Hugging Face Hub are those of the environment (FITSERVE_PROFILES_DIR,
     FITSERVE_HF_ENDPOINT, FITSERVE_HF_TOKEN). Raises BadRequest, BadModel, BadFlag, NotFound.
     """
-    refs = (engines,) if isinstance(engines, str) else tuple(engines)
+    refs = tuple(map(engine_name, (engines,) if isinstance(engines, str) else engines))
     try:
         plan_wish = Wish(name="plan", source=model_folder(str(source)), engines=refs, **wish)
     except ValidationError as error:

@@ -26,6 +26,12 @@ from tests.support.typing_terminal import TypingTerminal
         (["--host", "a/b", "ps"], 2, "is not the address of a gateway"),
         (["-v"], 2, "`fitserve --version` prints the version."),
         (["plan", "/nowhere", "--for", "thruput"], 2, "--for takes 'balanced'"),
+        (
+            ["plan", "/nowhere", "--kv-cache-dtype", "fp8"],
+            1,
+            "is read as --arg kv-cache-dtype=VALUE",
+        ),
+        (["plan", "/nowhere", "--enforce-eager"], 1, "is read as --arg enforce-eager."),
         (["plan", "/nowhere"], 1, "There is no folder /nowhere"),
         (["plan", "/nowhere", "--hardware", "2x309"], 1, "did you mean 2x3090?"),
         (["restore", "/nowhere"], 2, "/nowhere cannot be read"),

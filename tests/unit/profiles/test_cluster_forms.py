@@ -35,7 +35,7 @@ def test_a_snapshot_is_one_machine_as_ever() -> None:
         assert PROFILES.cluster(path.stem, None) is None
 
 
-@pytest.mark.parametrize("form", ["6x3070", "2x(no-such)", "2xno-such"])
+@pytest.mark.parametrize("form", ["6x3071", "2x(no-such)", "2xno-such"])
 def test_other_texts_are_no_machines(form: str) -> None:
     assert PROFILES.cluster(form, None) is None
     with pytest.raises(NotFound):

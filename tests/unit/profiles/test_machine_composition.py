@@ -37,6 +37,11 @@ def test_every_card_makes_a_whole_machine(card: str, count: int) -> None:
         ("4xl40s", {(0, None)}),  # no machine with several is known
         ("2xh100nvl", {(0, None)}),  # its bridge is not for sure
         ("a100-80g+h100", {(0, None)}),
+        ("2x3090 24GB NVLink", {(4, True)}),
+        ("2x A6000 NVLink", {(4, True)}),
+        ("4x3090 nvlink", {(0, False)}),  # a bridge joins two, and the name says not which
+        ("2x4090 nvlink", {(None, False)}),
+        ("2x h100 1g.10gb", {(0, False)}),
     ],
 )
 def test_links_are_those_of_known_machines_or_unknown(
@@ -53,6 +58,11 @@ def test_each_assumption_about_a_machine_is_noted() -> None:
     notes_of_4090 = " ".join(PROFILES.hardware("3x4090").notes)
     assert "estimate" not in notes_of_4090
     assert "those of the most similar machine" in notes_of_4090
+
+
+def test_nvlink_that_the_cards_lack_is_noted() -> None:
+    assert "cards without NVLink" in " ".join(PROFILES.hardware("2x4090 nvlink").notes)
+    assert "cards without NVLink" not in " ".join(PROFILES.hardware("2x3090 nvlink").notes)
 
 
 def test_the_host_of_an_unknown_card_is_unknown() -> None:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, NotFound
 from gateway.profiles.profiles import Profiles
+from tests.support.fake_nvml import MIB
 
 PROFILES = Profiles()
 CARDS = PROFILES.card_table.cards
+DOUBLED = {2 * 24564, 2 * 11264, 2 * 10240}
 WORDS = ["rtx", "4090", "h100", "x", "2", "+", " ", "80g", "(", ")", "ti", "super", "gb10", "*"]
 
 
@@ -43,6 +45,31 @@ WORDS = ["rtx", "4090", "h100", "x", "2", "+", " ", "80g", "(", ")", "ti", "supe
         ("l40", {"NVIDIA L40": 1}),
         ("2xL40S", {"NVIDIA L40S": 2}),
         ("DGX Spark", {"NVIDIA GB10": 1}),
+        ("dual 3090s", {"NVIDIA GeForce RTX 3090": 2}),
+        ("two l4s", {"NVIDIA L4": 2}),
+        ("2 H100", {"NVIDIA H100 80GB HBM3": 2}),
+        ("H100:2", {"NVIDIA H100 80GB HBM3": 2}),
+        ("4\u00d7L20", {"NVIDIA L20": 4}),
+        ("RTX 6000 Ada (48GB) x2", {"NVIDIA RTX 6000 Ada Generation": 2}),
+        ("RTX 6000 Ada x2 48GB", {"NVIDIA RTX 6000 Ada Generation": 2}),
+        ("L40S 8 GPUs", {"NVIDIA L40S": 8}),
+        ("8 gpus of l40s", {"NVIDIA L40S": 8}),
+        ("2x3090 24GB NVLink", {"NVIDIA GeForce RTX 3090": 2}),
+        ("3090 pcie x8", {"NVIDIA GeForce RTX 3090": 1}),
+        ("2x A5000 and 1x A4000", {"NVIDIA RTX A5000": 2, "NVIDIA RTX A4000": 1}),
+        ("A6000 48GB + 3090", {"NVIDIA RTX A6000": 1, "NVIDIA GeForce RTX 3090": 1}),
+        ("H100 SXM5", {"NVIDIA H100 80GB HBM3": 1}),
+        ("gpu_8x_h100_sxm5", {"NVIDIA H100 80GB HBM3": 8}),
+        ("DGX H100", {"NVIDIA H100 80GB HBM3": 8}),
+        ("2x DGX B200", {"NVIDIA B200": 2}),
+        ("GB300 NVL4", {"NVIDIA GB300": 4}),
+        ("H20-3e x8", {"NVIDIA H20-3e": 8}),
+        ("RTX 5070 Ti laptop", {"NVIDIA GeForce RTX 5070 Ti Laptop GPU": 1}),
+        ("RTX 4090 Laptop GPU 16GB", {"NVIDIA GeForce RTX 4090 Laptop GPU": 1}),
+        ("4090 mobile", {"NVIDIA GeForce RTX 4090 Laptop GPU": 1}),
+        ("RTX 4090D", {"NVIDIA GeForce RTX 4090 D": 1}),
+        ("RTX PRO 6000 WS", {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 1}),
+        ("V100S", {"Tesla V100S-PCIE-32GB": 1}),
     ],
 )
 def test_the_words_of_cards_and_counts_are_a_machine(name: str, cards: dict[str, int]) -> None:
@@ -64,6 +91,62 @@ def test_a_name_that_several_cards_fit_names_the_others() -> None:
     assert not any("taken for" in note for note in PROFILES.hardware("6x4090").notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "mebibytes"),
+    [
+        ("4x4090 48GB", 4, 2 * 24564),
+        ("4090D 48GB", 1, 2 * 24564),
+        ("2080Ti 22G*2", 2, 2 * 11264),
+        ("2\u00d7 RTX 3080 20GB", 2, 2 * 10240),
+        ("RTX 3080 12GB", 1, 12288),
+        ("4060 ti 8gb", 1, 8188),
+        ("4060 ti 16gb", 1, 16380),
+        ("v100 32gb", 1, 32768),
+    ],
+)
+def test_the_memory_of_a_name_is_that_of_the_card(name: str, count: int, mebibytes: int) -> None:
+    machine = PROFILES.hardware(name)
+    assert [(gpu.total_bytes or 0) // MIB for gpu in machine.gpus] == [mebibytes] * count
+    assert any("instead of" in note for note in machine.notes) == (mebibytes in DOUBLED)
+
+
+@pytest.mark.parametrize("name", ["4090 32gb", "a100 48gb", "5070 ti 12gb", "h100 160gb"])
+def test_a_memory_that_no_card_of_the_name_has_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match=r"No card of the name .* has this memory: .*GB\)"):
+        PROFILES.hardware(name)
+
+
+@pytest.mark.parametrize("name", ["rtx 6000", "2x rtx 4000", "titan"])
+def test_words_of_several_generations_are_a_question(name: str) -> None:
+    with pytest.raises(BadRequest, match=r"names cards of several generations: NVIDIA .* GB\)"):
+        PROFILES.hardware(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "count", "eighths"),
+    [
+        ("H100 MIG 3g.40gb", "h100", 1, 4),
+        ("1g.10gb of H100", "h100", 1, 1),
+        ("2x a100 80gb 1g.20gb", "a100 80gb", 2, 2),
+        ("H200 MIG 7g.141gb", "h200", 1, 8),
+    ],
+)
+def test_a_part_of_a_card_has_its_part_of_the_memory(
+    name: str, card: str, count: int, eighths: int
+) -> None:
+    machine = PROFILES.hardware(name)
+    whole_bytes = PROFILES.hardware(card).gpus[0].total_bytes or 0
+    assert [gpu.total_bytes for gpu in machine.gpus] == [whole_bytes * eighths // 8] * count
+    assert all(gpu.mig and gpu.uuid.startswith("MIG-") for gpu in machine.gpus)
+    assert not any(link.p2p for link in machine.links)
+
+
+@pytest.mark.parametrize("name", ["3090 1g.6gb", "H100 3g.20gb", "a100 40gb 5g.20gb", "t4 1g.2gb"])
+def test_a_part_that_the_card_lacks_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match=r"has no part \dg\."):
+        PROFILES.hardware(name)
+
+
 def test_a_snapshot_goes_before_a_composition() -> None:
     assert PROFILES.hardware("2 x RTX 3090") == PROFILES.hardware("2x3090")
     assert PROFILES.hardware("2x NVIDIA H200").cpu_name == PROFILES.hardware("8xh200").cpu_name
@@ -73,9 +156,10 @@ def test_machines_of_a_cluster_may_be_composed() -> None:
     cluster = PROFILES.cluster("2x(6x4090)+(spark)", None)
     assert cluster
     assert [len(node.hardware.gpus) for node in cluster.nodes] == [6, 6, 1]
-    pair = PROFILES.cluster("2xspark", None)
-    assert pair
-    assert [node.hardware.gpus[0].name for node in pair.nodes] == ["NVIDIA GB10"] * 2
+    for name in ("2xspark", "DGX Spark x2", "2 DGX Sparks", "dual gb10"):
+        pair = PROFILES.cluster(name, None)
+        assert pair
+        assert [node.hardware.gpus[0].name for node in pair.nodes] == ["NVIDIA GB10"] * 2
 
 
 @pytest.mark.parametrize(
@@ -103,8 +187,9 @@ def test_a_machine_has_a_GPU_and_a_bounded_number(name: str) -> None:  # noqa: N
 def test_an_unknown_name_is_refused_with_a_near_one() -> None:
     with pytest.raises(NotFound, match="No machine or card is named 4091; did you mean 4090"):
         PROFILES.hardware("4091")
-    with pytest.raises(NotFound, match="--hardware list"):
-        PROFILES.hardware("2x2060")
+    for name in ("2x1060", "quadro", "quadro 4000", "laptop", "blackwell", "sxm5", "24gb"):
+        with pytest.raises(NotFound, match="--hardware list"):
+            PROFILES.hardware(name)
 
 
 def test_a_gpu_with_shared_memory_joins_no_other_gpu() -> None:

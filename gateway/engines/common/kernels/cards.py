@@ -5,6 +5,11 @@ from __future__ import annotations
 from gateway.domain import Value
 from gateway.domain.base import Field, model_validator
 
+# NVLink over switches; fewer links of a card are bridges, which a machine may lack.
+_SWITCHED_LINKS = 18
+_SWITCHED_FORM = "SXM"
+# NVIDIA names a chip that joins a GPU with a processor: GB10, GH200, GB300.
+_JOINED_CHIPS = (" GB", " GH")
 # How far apart two readings of one card's memory are at most: ECC takes 6 % of it. A card of 24 GB
 # may have 22.5 GiB, and one of 80 GB has 79.6.
 _SAME_MEMORY = 0.1
@@ -40,7 +45,20 @@ class Card(Value):
     )
     pcie_generation: int | None = Field(None, ge=3, le=7)
     pcie_lanes: int | None = Field(None, ge=1, le=16)
+    words: tuple[str, ...] = Field((), description="words for the card that its name lacks")
     sources: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the chip joins the GPU with a processor of NVIDIA."""
+        return any(chip in self.name for chip in _JOINED_CHIPS)
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether machines join all cards of this kind by NVLink over switches."""
+        return self.nvlinks == _SWITCHED_LINKS or (
+            bool(self.nvlinks) and _SWITCHED_FORM in self.name
+        )
 
     def has_memory(self, total_bytes: int) -> bool:
         """Whether the card's own memory is this, as far as readings of one card differ."""
