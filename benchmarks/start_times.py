@@ -12,8 +12,10 @@ both sides are asked for. Each start is a line of JSON in FOLDER/starts.jsonl:
     cold    caches are empty; an engine of fitserve is forked from a prepared process
     warm    caches are those of the starts before
 
-ready_s and answer_s count from the order, as clients see it: for fitserve its plan, the start and
-its proof are in them. `waits` are lines of the engine's log before which it was silent longest.
+ready_s, answer_s and hundredth_s count from the order, as clients see it: for fitserve its plan,
+the start and its proof are in them. hundredth_s is the end of a hundred short answers, of which the
+first is alone and the others come several at a time; later_s is the median time of those. `waits`
+are lines of the engine's log before which it was silent longest.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,7 @@ MAX_S = 600.0
 EVERY_S = 0.05
 CALM_S = 5.0
 """Seconds without another prepared process: engines taught it nothing more."""
+ASKED_TOGETHER = 11
 SHORTEST_WAIT_S = 1
 MAX_WAITS = 25
 _STAMP = re.compile(r"(?:INFO|WARNING|ERROR|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
@@ -146,13 +151,13 @@ class Plain:
                     said = log.read_text(errors="replace")[-1500:]
                     return {"argv": argv, "exit": process.returncode, "said": said}
                 ready = time.time() - began
-                answer = answer_s(client, began)
+                answers = answer_times(client, began)
         finally:
             end_session(process)
         return {
             "began": round(began, 2),
             "ready_s": round(ready, 2),
-            "answer_s": answer,
+            **answers,
             "forked": False,
             "argv": argv[1:],
             "waits": waits(log, began),
@@ -277,15 +282,14 @@ class Fitserve:
                 "said": view["detail"],
                 "events": self.events(last_event),
             }
-        answer = answer_s(self._client, began, name)
+        answers = answer_times(self._client, began, name)
         (record,) = (
             record for record in self._running() if record.name not in known or kind == "first"
         )
         figures = self._figures(name, record, began, last_event)
         self._wait_for_prepared_process()
         self._stop(name)
-        times = {"began": round(began, 2), "ready_s": round(ready, 2), "answer_s": answer}
-        return {**times, **figures}
+        return {"began": round(began, 2), "ready_s": round(ready, 2), **answers, **figures}
 
     def _figures(self, name: str, record: Record, began: float, seen: int) -> Figures:
         view = self._client.get(f"/admin/models/{name}").json()
@@ -392,6 +396,26 @@ def answer_s(client: httpx.Client, began: float, name: str = "m") -> float:
     return round(time.time() - began, 2)
 
 
+def answer_times(client: httpx.Client, began: float, name: str = "m") -> Figures:
+    """Seconds since `began` at the end of the first and of the hundredth answer, and the median
+    seconds of all answers but the first."""
+    first = answer_s(client, began, name)
+
+    def ask(_: int) -> float:
+        begun = time.time()
+        answer_s(client, begun, name)
+        return time.time() - begun
+
+    with ThreadPoolExecutor(ASKED_TOGETHER) as pool:
+        seconds = list(pool.map(ask, range(99)))
+    hundredth = round(time.time() - began, 2)
+    return {
+        "answer_s": first,
+        "hundredth_s": hundredth,
+        "later_s": round(statistics.median(seconds), 3),
+    }
+
+
 def waits(log: Path, began: float) -> list[list[Any]]:
     """[seconds since `began`, seconds of silence before it, line] of an engine's log, the longest
     silences in the order of the log. The stamps of the log have whole seconds."""
@@ -466,7 +490,12 @@ def measure(trial: Trial, sides: Sequence[str], rounds: int, kinds: Sequence[str
         for side, kind in schedule(made, rounds):
             if kinds and kind not in kinds:
                 continue
-            about = {"side": side.side, "start": kind, "load": round(os.getloadavg()[0], 1)}
+            about = {
+                "side": side.side,
+                "start": kind,
+                "from_disk": trial.from_disk,
+                "load": round(os.getloadavg()[0], 1),
+            }
             try:
                 trial.note({**about, **side.start(kind)})
             except (Late, httpx.HTTPError) as error:

@@ -1,6 +1,9 @@
 """Proves that an engine generates, with a short answer, a full prefill batch, and the planned
 concurrency.
 
+A plan that has shown its concurrency here before need not show it again at each start: requests of
+that batch took half a second of a start of 15 s (an 8B on one H200, vLLM 0.26.0).
+
 Tests of features follow (`ability_tests.py`). A missing feature does not prevent serving.
 
 A healthy engine may still crash at its first long prompt or first large batch, or repeat one token
@@ -110,7 +113,7 @@ async def _generates(
     on_measured: Callable[[int, float], None],
 ) -> None:
     """Ask for a short answer, a full prefill batch and the planned concurrency, all concurrently.
-    Raises _ProofFailedError unless all succeed."""
+    A verified plan has shown the last before. Raises _ProofFailedError unless all succeed."""
 
     async def complete(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
         body = completion_body(name, prompt, tokens)
@@ -124,7 +127,7 @@ async def _generates(
             complete, token_ids(plan, long_length, 0), on_measured
         )
     burst_size, length = _burst(plan)
-    if burst_size > 1:
+    if burst_size > 1 and plan.grade != "verified":
         prompts = [token_ids(plan, length, first) for first in range(burst_size)]
         proofs[f"{burst_size} concurrent requests"] = _check_batches(complete, prompts)
     for adapter in plan.adapters:

@@ -66,6 +66,12 @@ class EngineKind(Protocol):
     ) -> dict[str, Choice[str]]:
         """The variable that lets an engine fork its processes, where that is sound; empty: none."""
 
+    def compile_variables(
+        self, engine: Engine, env: Mapping[str, str], /
+    ) -> dict[str, Choice[str]]:
+        """The variable for the form of a compiled model in the cache; empty: none. `env` has the
+        user's variables."""
+
     @property
     def forked_calls(self) -> tuple[str, ...]:
         """Functions, as MODULE.NAME, that begin a new interpreter to call their one argument."""

@@ -69,6 +69,12 @@ class SglangKind:
         and no flag or variable changes that."""
         return {}
 
+    def compile_variables(
+        self, _engine: Engine, _env: Mapping[str, str], /
+    ) -> dict[str, Choice[str]]:
+        """None: no variable of 0.5.23 is known to choose it."""
+        return {}
+
     def adapter_slots(self, adapters: int) -> int:
         """One slot for each adapter, and an extra slot for the bare model."""
         return adapters + 1

@@ -9,7 +9,7 @@ from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Rendezvous
-from gateway.engines.vllm import start_method
+from gateway.engines.vllm import compiled_model, start_method
 
 
 class VllmKind:
@@ -108,6 +108,12 @@ class VllmKind:
     ) -> dict[str, Choice[str]]:
         """See start_method.py."""
         return start_method.start_method(engine, args, architecture)
+
+    def compile_variables(
+        self, engine: Engine, env: Mapping[str, str], /
+    ) -> dict[str, Choice[str]]:
+        """See compiled_model.py."""
+        return compiled_model.compile_variables(engine, env)
 
     def adapter_slots(self, adapters: int) -> int:
         """The number of adapters: each has a slot."""

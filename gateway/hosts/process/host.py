@@ -30,7 +30,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ from gateway.hosts.host import MAX_COMMAND, Machines, running_conflict_error
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import run_inquiry_process
 from gateway.hosts.process.caches import Caches, is_empty
+from gateway.hosts.process.cuda_compiler import build_variables
 from gateway.hosts.process.engine_keys import EngineKeys
 from gateway.hosts.process.instance_records import Record, Records
 from gateway.hosts.process.log_file import LogFileReader, trim
@@ -421,6 +422,7 @@ class ProcessHost:
             )
             argv = self._start_command(spec, None)
             env = variables(argv[0], self._home) | inherited | _engine_variables(spec, None)
+            env |= _build_variables(spec, env)
             prepared_engines.request_process(self._process_start(spec, argv, env))
 
     def _spawn_with_record(self, spec: LaunchSpec, record: Record) -> Record:
@@ -446,6 +448,7 @@ class ProcessHost:
         try:
             argv = self._start_command(spec, record.key)
             env = variables(argv[0], self._home) | inherited | _engine_variables(spec, record.key)
+            env |= _build_variables(spec, env)
             if (forked := self._fork(spec, record, argv, env)) is not None:
                 return forked
             # Several writers, and `trim`, can share the file only if all append.
@@ -602,6 +605,11 @@ def _engine_variables(spec: LaunchSpec, key: Secret | None) -> dict[str, str]:
         if key is not None and spec.key_env is not None
         else engine_env
     )
+
+
+def _build_variables(spec: LaunchSpec, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables for the compiler of kernels, for an engine that builds some on a GPU."""
+    return build_variables(env) if spec.kernel_builds and spec.gpus else {}
 
 
 def _visible(gpus: Sequence[str]) -> dict[str, str]:

@@ -22,6 +22,8 @@ def engine_variables(
     wish_env = candidate.inputs.wish.env
     global_env = candidate.inputs.global_env
     variables_found = _start_method(candidate, sizes.scope, env)
+    if not sizes.batch.eager.value:
+        variables_found |= candidate.rules.compile_variables(engine, env)
     for name, value in engine.eager_env.items() if sizes.batch.eager.value else ():
         variables_found[name] = str_choice(
             value, "needed without CUDA graphs", f"profile {engine.ref}"

@@ -74,6 +74,11 @@ class ToyKind:
     def priority_objection(self, _args: Mapping[str, Scalar], /) -> str:
         return ""
 
+    def compile_variables(
+        self, _engine: Engine, _env: Mapping[str, str], /
+    ) -> dict[str, Choice[str]]:
+        return {}
+
     def start_method(
         self, _engine: Engine, _args: Mapping[str, Scalar], _architecture: str, /
     ) -> dict[str, Choice[str]]:

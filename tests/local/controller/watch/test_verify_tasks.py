@@ -178,6 +178,28 @@ async def test_independent_proofs_are_asked_at_once() -> None:
     assert len(reports) == 3
 
 
+async def test_a_plan_that_has_served_shows_no_concurrency_at_its_next_start() -> None:
+    reports: list[str] = []
+    times: list[int] = []
+    verified = plan().evolve(grade="verified")
+    async with gathering(2) as (url, requests):
+        failure = await verify(
+            EngineClient(8),
+            url,
+            "m",
+            verified,
+            hang_s(),
+            reports.append,
+            lambda tokens, _: times.append(tokens),
+        )
+    assert failure is None
+    prompts = [json.loads(body)["prompt"] for body in requests]
+    short, long = prompts
+    assert isinstance(short, str)
+    assert times == [len(long)]
+    assert not reports[0].endswith(" concurrent requests")
+
+
 async def test_a_burst_of_two_ranks_keeps_to_the_prompts_that_a_call_may_have() -> None:
     """vLLM 0.26.0 answers 400 to a call of more than 1,024 prompts."""
     ranks = plan().data_parallel.evolve(value=2)

@@ -36,7 +36,7 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ from . import exit_codes, forked_calls, kernel_builds, kernel_warmups
 from .import_watch import ImportWatch, LearningFinder, Unforkable, restart
 
 MAX_REQUEST = 4 * 1024 * 1024
+HASHES = ("triton.runtime.cache:triton_key", "torch._inductor.codecache:torch_key")
+"""Functions that read all files of a package, for the names of caches, and keep the answer. Those
+of torch 2.11.0 and triton 3.6.0 took half a second of each start."""
 GO_S = 10.0
 """Seconds that a forked engine waits for its byte."""
 _CREDENTIALS = struct.Struct("3i")
@@ -60,6 +63,7 @@ def main(folder: Path, restarts: int) -> None:
     except Unforkable as error:
         print(f"A module is left to the fork: {error}.", file=sys.stderr)  # noqa: T201
         restart(restarts)
+    keep_hashes(HASHES)
     gc.collect()
     gc.freeze()
     server = ForkServer(folder, watch, changes(spec["env"], os.environ))
@@ -68,6 +72,17 @@ def main(folder: Path, restarts: int) -> None:
         exit_codes.become_writer(server.engines)
     else:
         run(argv)
+
+
+def keep_hashes(names: Iterable[str]) -> None:
+    """Call the functions `MODULE:NAME` of imported modules, which keep their answer for forks."""
+    for name in names:
+        module_name, _, attribute = name.partition(":")
+        function = getattr(sys.modules.get(module_name), attribute, None)
+        if callable(function):
+            # The engine calls the function again, and meets the error itself.
+            with suppress(Exception):
+                function()
 
 
 class ForkServer:
