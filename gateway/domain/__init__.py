@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         Node,
         NodeLink,
         Pcie,
+        RdmaPort,
     )
     from gateway.domain.model import (
         Adapter,
@@ -140,7 +141,7 @@ _NAMES = {
     ),
     "engine": "Advisory CacheDefault Engine Flag Install KnownChoice Method MethodRule",
     "facts": "Fact FactKind Failure TrafficSums",
-    "hardware": "Cluster Gpu GpuProcess Hardware Link Network Node NodeLink Pcie",
+    "hardware": "Cluster Gpu GpuProcess Hardware Link Network Node NodeLink Pcie RdmaPort",
     "model": (
         "Adapter AdapterLayer AttentionGroup Experts ModelSpec Quant QuantPlace Recurrent "
         "Shard TensorGroup"
@@ -240,6 +241,7 @@ __all__ = [
     "Quant",
     "QuantPlace",
     "Question",
+    "RdmaPort",
     "Recurrent",
     "Refusal",
     "RehearsedStart",

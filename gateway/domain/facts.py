@@ -24,6 +24,7 @@ FactKind = Literal[
     "speed_ratio",
     "speed_measured",
     "machine_speed",
+    "network_speed",
 ]
 
 
@@ -54,6 +55,8 @@ class Fact(Value):
     speed_measured  `value` thousandths are the `figure` of the plan of this fingerprint
     machine_speed   `what` these `gpus` do, in bytes/s, FLOP/s or nanoseconds
                     (engines/common/speed/gpu_measurements.py)
+    network_speed   `what` the network between two `nodes` at these `addresses` does, in bytes/s or
+                    nanoseconds (planner/nodes/measured_networks.py)
     """
 
     kind: FactKind

@@ -115,8 +115,18 @@ class Hardware(Value):
         return self.evolve(gpus=gpus, links=links)
 
 
+RdmaKind = Literal["infiniband", "roce", "none"]
+
+
+class RdmaPort(Value):
+    """The RDMA of a network interface. bytes_s: the rate of the port by its driver."""
+
+    kind: RdmaKind
+    bytes_s: float | None = Field(None, gt=0, le=1e15)
+
+
 class Network(Value):
-    """A connection between two nodes. None: not measured."""
+    """A connection between two nodes. None: not known."""
 
     bytes_s: float | None = Field(
         None, gt=0, le=1e15, description="bytes per second of one direction"
@@ -124,8 +134,15 @@ class Network(Value):
     latency_s: float | None = Field(
         None, ge=0, le=10, description="seconds that a small message takes one way"
     )
-    rdma: Literal["infiniband", "roce", "none"] | None = Field(
+    rdma: RdmaKind | None = Field(
         None, description="whether a node reads another node's memory without its processor"
+    )
+    tcp_bytes_s: float | None = Field(
+        None,
+        gt=0,
+        le=1e15,
+        exclude_if=lambda rate: rate is None,
+        description="bytes per second of one direction that TCP carried in a measurement",
     )
 
 
@@ -134,6 +151,11 @@ class NodeLink(Network):
 
     a: str
     b: str
+    measured_at: float | None = Field(
+        None,
+        exclude_if=lambda time: time is None,
+        description="time of the measurement in Unix seconds",
+    )
 
 
 class Node(Value):
@@ -148,6 +170,11 @@ class Node(Value):
         None,
         pattern=r"^[A-Za-z0-9_.:@-]{1,15}$",
         description="network interface of that address, by name; None: not known",
+    )
+    rdma: RdmaPort | None = Field(
+        None,
+        exclude_if=lambda port: port is None,
+        description="RDMA of that interface; None: not known",
     )
     ports: tuple[int, ...] = Field((), description="ports that are in use there")
     weights: tuple[str, ...] = Field(

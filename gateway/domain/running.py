@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from gateway.domain.base import ConfigDict, Field
 from gateway.domain.facts import Failure
-from gateway.domain.hardware import Hardware
+from gateway.domain.hardware import Hardware, RdmaPort
 from gateway.domain.plan import Plan
 from gateway.domain.start import StartOrigin
 from gateway.domain.value import EngineRef, Grade, Value, served_name
@@ -140,6 +140,7 @@ class NodeView(Value):
     version: str = Field(description="version of fitserve")
     address: str = Field(description="address of the engines, on the interface of the cluster")
     interface: str | None = Field(None, description="the one of that address; None: not known")
+    rdma: RdmaPort | None = Field(None, description="RDMA of that interface; None: not known")
     addresses: tuple[str, ...] = Field((), description="IPv4, of all interfaces but loopback")
     ports: tuple[int, ...] = Field((), description="TCP ports on which its programs listen")
     hardware: Hardware

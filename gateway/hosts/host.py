@@ -46,6 +46,7 @@ from gateway.domain import (
     Instance,
     LaunchSpec,
     MachineView,
+    Network,
     PreparedView,
     StartConditions,
 )
@@ -86,6 +87,11 @@ class Machines(Protocol):
 
     async def machine_views(self) -> Sequence[MachineView]:
         """All machines of the cluster with their states. Raises HostError."""
+        ...
+
+    async def measure_network(self, a: str, b: str) -> Network:
+        """Measure the network between two machines for a few seconds, by their names. Raises
+        HostError, also where one is busy."""
         ...
 
     async def has_weights(self, commit: HubCommit) -> bool:

@@ -1,14 +1,19 @@
-"""Interfaces and ports of this machine, as Linux reports them."""
+"""Interfaces, their traffic, and ports of this machine, as Linux reports them."""
 
 from __future__ import annotations
 
 import fcntl
 import socket
 import struct
+from array import array
 from contextlib import suppress
 from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
+_SIOCGIFCONF = 0x8912
+# struct ifreq of netdevice(7): a name, and an address behind its family and port.
+_ROW = "16s4x4s"
+_ROW_BYTES = 24 + 2 * struct.calcsize("P")
+_FIRST_ANSWER_BYTES = 4096
 _LISTENS = "0A"
 """TCP_LISTEN in include/net/tcp_states.h."""
 
@@ -19,21 +24,31 @@ def find_interface(address: str) -> str | None:
 
 
 def addresses() -> tuple[str, ...]:
-    """The first IPv4 address of each interface but loopback, in order."""
+    """The IPv4 addresses of all interfaces but loopback, in order."""
     return tuple(sorted(number for _, number in _interfaces() if not number.startswith("127.")))
 
 
 def _interfaces() -> list[tuple[str, str]]:
-    """Names of interfaces with their first IPv4 addresses."""
-    interfaces = []
+    """Names of interfaces with their IPv4 addresses, of which each may have several."""
+    size = _FIRST_ANSWER_BYTES
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            # An interface without IPv4 has no answer.
-            with suppress(OSError):
-                request = struct.pack("256s", name.encode())
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-                interfaces.append((name, socket.inet_ntoa(answer[20:24])))
-    return interfaces
+        while True:
+            rows = array("B", bytes(size))
+            request = struct.pack("iP", size, rows.buffer_info()[0])
+            answer = fcntl.ioctl(probe, _SIOCGIFCONF, request)
+            (used_size,) = struct.unpack_from("i", answer)
+            # Linux leaves out rows without room.
+            if used_size + _ROW_BYTES <= size:
+                break
+            size *= 2
+    table = rows.tobytes()[:used_size]
+    return [
+        # The label of a further address has the name before a colon.
+        (name.rstrip(b"\0").decode().partition(":")[0], socket.inet_ntoa(address))
+        for name, address in (
+            struct.unpack_from(_ROW, table, at) for at in range(0, used_size, _ROW_BYTES)
+        )
+    ]
 
 
 def listening_ports() -> tuple[int, ...]:
@@ -46,3 +61,15 @@ def listening_ports() -> tuple[int, ...]:
                 if state == _LISTENS:
                     ports.add(int(local_address.rpartition(":")[2], 16))
     return tuple(sorted(ports))
+
+
+def traffic_bytes(interface: str) -> int | None:
+    """The bytes that an interface has received and sent; None: Linux does not count them."""
+    with suppress(OSError):
+        for line in Path("/proc/net/dev").read_text().splitlines():
+            name, _, counts = line.partition(":")
+            if name.strip() == interface and counts:
+                fields = counts.split()
+                # The columns of Linux: eight of received packets, then eight of sent ones.
+                return int(fields[0]) + int(fields[8])
+    return None

@@ -99,6 +99,7 @@ from gateway.version import __version__
 
 if TYPE_CHECKING:
     from gateway.proxy.workers.supervisor import Workers
+    from gateway.server.network_watch import NetworkWatch
 
 _ROUTERS = (
     gauges.router,
@@ -257,19 +258,18 @@ async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = 
     )
     config = _planning_start(front, host, hub, allowed_images)
     planning = PlanProcess(config)
+    networks = _watch_networks(front, host, store)
     launcher = Launcher(settings, host, profiles.engine_in_image, partial(download, hub))
     requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
     loop = Loop(
         store=store,
-        planner=_build_planner(front, host, planning, allowed_images, store),
+        planner=_build_planner(front, host, planning, allowed_images, store, networks=networks),
         launcher=launcher,
         gpus=front.gpus,
         signatures=_signatures(front, host),
         routes=front.routes,
         ended_counts=requests_ended,
     )
-    if host.machines is not None:
-        host.machines.on_change = loop.fleet.schedule_replanning
     await asyncio.to_thread(loop.load)
     batches = Batches(app, front)
     await asyncio.to_thread(batches.store.load)
@@ -293,7 +293,8 @@ async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = 
         budgets=BudgetWatch(keyring, events),
         observer=observer,
         webhooks=tuple(webhooks(settings, events, store)),
-        live=_build_live(front, loop, host),
+        live=_build_live(front, loop, host, networks),
+        networks=networks,
         engine_series=EngineSeries(loop.fleet.models, profiles.engine_in_image),
         tuning=_build_tuning(front, loop, launcher, store, requests_ended),
         starts=gauges.StartCounter(),
@@ -406,12 +407,29 @@ def _signatures(front: ServingParts, host: Host) -> Callable[[], Signatures]:
     return read
 
 
+def _watch_networks(front: ServingParts, host: Host, store: Store) -> NetworkWatch | None:
+    """The watch of the networks between machines; None: there is one machine."""
+    if host.machines is None:
+        return None
+    # Not for one machine.
+    from gateway.server.network_watch import NetworkWatch
+
+    in_flight = front.workers or front.plane
+
+    async def is_busy() -> bool:
+        requests = await in_flight.requests()
+        return requests.more > 0 or any(request.replica for request in requests.data)
+
+    return NetworkWatch(host.machines, store, is_busy)
+
+
 def _build_planner(
     front: ServingParts,
     host: Host,
     planning: PlanProcess,
     allowed_images: AllowedImages,
     store: Store,
+    networks: NetworkWatch | None,
 ) -> MachinePlanner:
     data = front.settings.data
     inquirer = Inquirer(host, AnswerCache(data / "answers"))
@@ -427,6 +445,7 @@ def _build_planner(
         facts=store.fact_texts,
         cluster=cluster,
         key_classes=lambda: front.keys.priority_classes,
+        settle=networks.settle if networks is not None else None,
     )
 
 
@@ -444,7 +463,7 @@ async def _start_events(
     return events, observer
 
 
-def _build_live(front: ServingParts, loop: Loop, host: Host) -> LiveStream:
+def _build_live(front: ServingParts, loop: Loop, host: Host, networks: NetworkWatch | None) -> LiveStream:
     return LiveStream(
         loop=loop,
         routes=front.routes,
@@ -456,4 +475,5 @@ def _build_live(front: ServingParts, loop: Loop, host: Host) -> LiveStream:
             "host": host.kind,
             "workers": front.settings.workers,
         },
+        links=lambda: networks.links if networks is not None else (),
     )

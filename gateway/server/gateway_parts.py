@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gateway.server.metrics.engine_series import EngineSeries
     from gateway.server.metrics.gauges import StartCounter
     from gateway.server.metrics.usage_keeper import UsageKeeper
+    from gateway.server.network_watch import NetworkWatch
     from gateway.server.page.live_stream import LiveStream
     from gateway.settings import Settings
     from gateway.store.store import Store
@@ -88,6 +89,7 @@ class Gateway:
     observer: Observer
     webhooks: tuple[Webhook, ...]
     live: LiveStream
+    networks: NetworkWatch | None
     engine_series: EngineSeries
     tuning: Tuning
     starts: StartCounter

@@ -41,6 +41,8 @@ class Lifetime:
         app.on_stop = (self._gateway.observer.stop, self._gateway.live.stop, batches.stop)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
         front.gpus.start(front.profiles.xids, wake)
+        if self._gateway.networks is not None:
+            self._gateway.networks.on_change = loop.fleet.schedule_replanning
         self._gateway.live.start()
         self._loop = asyncio.create_task(loop.run())
         self._loop.add_done_callback(app.handle_loop_end)
@@ -129,6 +131,8 @@ class Lifetime:
         await gateway.loop.close()
         await gateway.observer.close()
         await gateway.budgets.close()
+        if gateway.networks is not None:
+            await gateway.networks.close()
         await gateway.events.close()
         for webhook in gateway.webhooks:
             await webhook.close()

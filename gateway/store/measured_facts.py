@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from gateway.domain import Fact
+from gateway.domain import Fact, FactKind
 from gateway.domain.base import ValidationError
 
 
-def measured_facts(path: Path) -> list[Fact]:
-    """The measurements of this machine; empty if the database is absent or unreadable."""
+def measured_facts(path: Path, kind: FactKind = "machine_speed") -> list[Fact]:
+    """The measurements of this machine, or of another kind; empty if the database is absent or
+    unreadable."""
     if not path.is_file():
         return []
     import sqlite3  # not before there is a database
 
     from gateway.store.database_files import reader
 
-    query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')='machine_speed' ORDER BY id"
+    query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')=? ORDER BY id"
     try:
         with contextlib.closing(reader(path)) as db:
-            return [Fact.model_validate_json(row[0]) for row in db.execute(query)]
+            return [Fact.model_validate_json(row[0]) for row in db.execute(query, (kind,))]
     except (sqlite3.Error, ValidationError):
         return []

@@ -361,6 +361,20 @@ class Store:
             db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in outdated])
             db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
 
+    def keep_networks(self, facts: Collection[Fact]) -> None:
+        """Replace the measurements of these networks between machines."""
+        subjects = {_fact_subject(fact.model_dump_json()) for fact in facts}
+        query = "SELECT id, fact FROM facts WHERE json_extract(fact, '$.kind')='network_speed'"
+        with self._database.change() as db:
+            outdated = [
+                (number,)
+                for number, text in db.execute(query).fetchall()
+                if _fact_subject(text) in subjects
+            ]
+            db.executemany("DELETE FROM facts WHERE id=?", outdated)
+            rows = [(fact.model_dump_json(), fact.at or 0.0) for fact in facts]
+            db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
+
     def remove_fact(self, number: int) -> None:
         """Remove a fact. Raises NotFound."""
         with self._database.change() as db:

@@ -238,6 +238,7 @@ async def test_a_wrong_token_and_an_absent_head_are_named(cluster: ClusterHarnes
     assert refusal.returncode != 0
     assert f"The token in {token} is not that of the cluster at {head}." in refusal.stderr
     assert "scp -p" in refusal.stderr
+    assert not (cluster.nodes.folder / "stranger/cluster/membership.json").exists()
     token.write_text("short")
     refusal = await asyncio.to_thread(
         lambda: second_node.fitserve("cluster", "join", head, *arguments, settings=environment)

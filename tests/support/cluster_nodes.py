@@ -123,11 +123,11 @@ class ClusterNode:
         return pids
 
 
-def obstacle() -> str:
+def obstacle(*, needs_ray: bool = True) -> str:
     """The reason why this machine cannot have the machines of a cluster; empty: it can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "only root can make network namespaces, with the command ip"
-    if importlib.util.find_spec("ray") is None:
+    if needs_ray and importlib.util.find_spec("ray") is None:
         return "Ray is not installed"
     return ""
 
@@ -228,15 +228,8 @@ class ClusterNodes:
     @contextmanager
     def network(self) -> Iterator[None]:
         """Put this thread, and the threads that it makes, into the hub."""
-        with (
-            Path("/proc/thread-self/ns/net").open("rb") as former,
-            Path("/run/netns", self._hub).open("rb") as hub,
-        ):
-            _enter(hub.fileno())
-            try:
-                yield
-            finally:
-                _enter(former.fileno())
+        with network_namespace(Path("/run/netns", self._hub)):
+            yield
 
     def until(self, words: str, condition: Callable[[], bool]) -> None:
         patience = Patience()
@@ -300,6 +293,17 @@ def cluster_nodes(
     finally:
         leftovers = nodes.close()
     assert leftovers == [], "programs of the cluster outlived it"
+
+
+@contextmanager
+def network_namespace(namespace: Path) -> Iterator[None]:
+    """Put this thread, and the threads that it makes, into a network namespace."""
+    with Path("/proc/thread-self/ns/net").open("rb") as former, namespace.open("rb") as file:
+        _enter(file.fileno())
+        try:
+            yield
+        finally:
+            _enter(former.fileno())
 
 
 def _enter(namespace: int) -> None:

@@ -12,7 +12,7 @@ from gateway.cli.options import Json
 from gateway.cli.terminal import say
 
 if TYPE_CHECKING:
-    from gateway.domain import MachineView
+    from gateway.domain import MachineView, NodeLink
     from gateway.hosts.cluster.membership import Membership
     from gateway.settings import Settings
 
@@ -116,20 +116,30 @@ def status(as_json: Json = False) -> None:
     """Show the machines of the cluster."""
     from gateway.cli.text_tables import print_table
     from gateway.hosts.cluster.commands import query_machines
-    from gateway.hosts.cluster.machine_views import machine_views
+    from gateway.hosts.cluster.machine_views import machine_views, node_of
+    from gateway.planner.nodes.measured_networks import MeasuredNetworks
+    from gateway.store.measured_facts import measured_facts
 
     settings = _cluster_settings()
     states, views = query_machines(_read_membership(settings))
+    facts = measured_facts(settings.data / "fitserve.db", "network_speed")
+    links = MeasuredNetworks(facts).links([node_of(view) for view in views])
     if as_json:
         import json
 
         fields = {view.name: view.model_dump(mode="json") for view in views}
+        for link in links:
+            for name, peer in ((link.a, link.b), (link.b, link.a)):
+                row = link.model_dump(mode="json", exclude={"a", "b"})
+                fields[name].setdefault("links", {})[peer] = row
         say(json.dumps({name: {"state": states[name], **fields.get(name, {})} for name in states}))
         return
     print_table(
         ("MACHINE", "STATE", "ADDRESS", "GPUS", "ENGINES", "GATEWAY"),
         [_machine_row(machine) for machine in machine_views(states, views)],
     )
+    if links:
+        print_table(("NETWORK", "SPEED", "MEASURED"), [_link_row(link) for link in links])
 
 
 @app.command("drain")
@@ -147,6 +157,15 @@ def drain(
         if undo
         else f"{name} starts no engines. Running engines: {len(view.engines)}."
     )
+
+
+def _link_row(link: NodeLink) -> tuple[object, ...]:
+    from datetime import UTC, datetime
+
+    from gateway.planner.nodes.words import link_words
+
+    day = datetime.fromtimestamp(link.measured_at, UTC) if link.measured_at is not None else None
+    return f"{link.a} - {link.b}", link_words(link), f"{day:%Y-%m-%d}" if day is not None else ""
 
 
 def _machine_row(machine: MachineView) -> tuple[object, ...]:

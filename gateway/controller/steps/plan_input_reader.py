@@ -25,6 +25,7 @@ _IRRELEVANT_KINDS = (
     "speed_ratio",
     "speed_measured",
     "machine_speed",
+    "network_speed",
 )
 
 

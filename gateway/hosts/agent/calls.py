@@ -19,6 +19,8 @@
     MissingCall(commit, files) -> ProgressAnswer ... DoneAnswer with the files that are missing
     SendCall(commit, name)     -> ChunkAnswer ... DoneAnswer
     ReceiveCall(commit, file)  -> reads the answers to a SendCall; ProgressAnswer ... DoneAnswer
+    ListenCall()               -> ListenAnswer, then DoneAnswer after a measurement of the network
+    MeasureCall(address, port) -> DoneAnswer with the network to a node that listens
     any                        -> FailedAnswer, instead of DoneAnswer
 
 The gateway closes the connection to give a call up. HTTP would need limits for heads, bodies,
@@ -36,6 +38,7 @@ from gateway.domain import (
     EngineRef,
     Instance,
     LaunchSpec,
+    Network,
     NodeView,
     PreparedView,
     StartConditions,
@@ -73,6 +76,7 @@ class MissingFile(Value):
     offset: ByteCount
 
 
+ListenKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 WeightsFiles = Annotated[tuple[WeightsFile, ...], Field(max_length=_MAX_FILES)]
 
 
@@ -209,6 +213,19 @@ class ReceiveCall(CommitCall):
     offset: ByteCount = 0
 
 
+class ListenCall(OwnedCall):
+    call: Literal["listen"] = "listen"
+
+
+class MeasureCall(OwnedCall):
+    """The call that measures the network to the node of a ListenAnswer."""
+
+    call: Literal["measure"] = "measure"
+    address: Annotated[str, Field(min_length=1, max_length=64)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+    key: ListenKey
+
+
 class ProgressAnswer(Value):
     answer: Literal["progress"] = "progress"
     text: str
@@ -228,6 +245,15 @@ class ChunkAnswer(Value):
     data: str
 
 
+class ListenAnswer(Value):
+    """The place of a measurement, and the key that admits to it."""
+
+    answer: Literal["listen"] = "listen"
+    address: str
+    port: int
+    key: ListenKey
+
+
 class DoneAnswer(Value):
     answer: Literal["done"] = "done"
     instances: tuple[Instance, ...] = ()
@@ -240,6 +266,7 @@ class DoneAnswer(Value):
     node: NodeView | None = None
     files: WeightsFiles = ()
     missing: Annotated[tuple[MissingFile, ...], Field(max_length=_MAX_FILES)] = ()
+    network: Network | None = None
 
 
 class FailedAnswer(Value):
@@ -274,7 +301,9 @@ Call = (
     | MissingCall
     | SendCall
     | ReceiveCall
+    | ListenCall
+    | MeasureCall
 )
-Answer = ProgressAnswer | LineAnswer | ChunkAnswer | DoneAnswer | FailedAnswer
+Answer = ProgressAnswer | LineAnswer | ChunkAnswer | ListenAnswer | DoneAnswer | FailedAnswer
 CALL: TypeAdapter[Call] = TypeAdapter(Annotated[Call, Field(discriminator="call")])
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])

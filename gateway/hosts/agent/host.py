@@ -90,7 +90,7 @@ class AgentHost:
         self._preface = preface
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        async with aclosing(self._call_agent(PrepareCall(engine=engine), None)) as answers:
+        async with aclosing(self.answers(PrepareCall(engine=engine), None)) as answers:
             async for answer in answers:
                 if isinstance(answer, ProgressAnswer):
                     report(answer.text)
@@ -128,7 +128,7 @@ class AgentHost:
             try:
                 # The agent gives the log from its first line each time.
                 passed_count = 0
-                async with aclosing(self._call_agent(FollowCall(name=name), None)) as answers:
+                async with aclosing(self.answers(FollowCall(name=name), None)) as answers:
                     async for answer in answers:
                         if isinstance(answer, LineAnswer):
                             passed_count += 1
@@ -161,7 +161,7 @@ class AgentHost:
                 hint="No action is needed: fitserve plans by its own rules.",
             )
         async with aclosing(
-            self._call_agent(
+            self.answers(
                 InquireCall(engine=engine, question_texts=packed_document, gpus=gpus), None
             )
         ) as answers:
@@ -179,14 +179,15 @@ class AgentHost:
     async def final_answer(self, call: Call, timeout_s: float | None) -> DoneAnswer:
         """The last answer to a call. Raises AgentAway, and failures reported by the agent."""
         final = DoneAnswer()
-        async with aclosing(self._call_agent(call, timeout_s)) as answers:
+        async with aclosing(self.answers(call, timeout_s)) as answers:
             async for answer in answers:
                 if isinstance(answer, DoneAnswer):
                     final = answer
         return final
 
-    def _call_agent(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
-        """The answers to a call, as `_answers` gives them."""
+    def answers(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
+        """The answers to a call, DoneAnswer as the last. Raises AgentAway, and failures reported by
+        the agent."""
         return self._answers(self._preface + self._call_line(call), silence_s)
 
     def _call_line(self, call: Call) -> bytes:

@@ -18,13 +18,14 @@ from gateway.domain import NodeView
 from gateway.errors import AgentAway, BadRequest, Conflict, SettingsError
 from gateway.hosts.agent.agent_server import stop_event
 from gateway.hosts.agent.host import AgentHost
-from gateway.hosts.cluster.head_check import HeadAway, check_head, check_ray
+from gateway.hosts.cluster.head_check import check_head, check_ray
 from gateway.hosts.cluster.host import ClusterHost, node_states
 from gateway.hosts.cluster.link_process import LinkProcess
 from gateway.hosts.cluster.membership import (
     Membership,
     check_token,
     node_socket,
+    read_membership,
     remove_membership,
     write_membership,
 )
@@ -93,13 +94,12 @@ def run_supervisor(data: Path, fields: dict[str, object]) -> None:
 
 async def _join_cluster(data: Path, membership: Membership) -> None:
     stop = stop_event()
-    is_checked = False
-    if membership.role == "node":
-        with suppress(HeadAway):
-            await check_head(membership, os.environ)
-            is_checked = True
+    former_membership: Membership | None = None
+    with suppress(SettingsError):
+        former_membership = read_membership(data)
     write_membership(data, membership)
-    supervision = asyncio.ensure_future(supervise(membership, data, is_checked=is_checked))
+    join_event = asyncio.Event()
+    supervision = asyncio.ensure_future(supervise(membership, data, join_event))
     stop_wait = asyncio.ensure_future(stop.wait())
     await asyncio.wait({supervision, stop_wait}, return_when=asyncio.FIRST_COMPLETED)
     stop_wait.cancel()
@@ -108,6 +108,10 @@ async def _join_cluster(data: Path, membership: Membership) -> None:
         await asyncio.gather(supervision, return_exceptions=True)
         return
     failure = supervision.exception()
+    if not join_event.is_set() and former_membership is None:
+        remove_membership(data)
+    elif not join_event.is_set() and former_membership is not None:
+        write_membership(data, former_membership)
     if isinstance(failure, BaseExceptionGroup):
         raise failure.exceptions[0]
 

@@ -1,7 +1,7 @@
 """The question whether this machine can join a head: its port, token, and versions.
 
 Ray reports a wrong token as a lost connection after 20 s. Ray's own client for the head's store
-names it immediately. The program prints a line of JSON; `check_head` runs it and says what to do.
+names it immediately. Another program asks (head_answer.py); here the answer is judged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-import socket
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -17,9 +16,8 @@ from typing import Any
 
 from gateway.errors import SettingsError
 from gateway.hosts.cluster.membership import Membership, check_token
-from gateway.hosts.cluster.ray_start import RAY_VERSION, ray_environment
+from gateway.hosts.cluster.ray_start import HEAD_ANSWER, RAY_VERSION, ray_environment
 
-_CONNECT_S = 3.0
 _ANSWER_S = 60.0
 
 
@@ -50,7 +48,7 @@ async def check_head(membership: Membership, inherited: Mapping[str, str]) -> No
     asking_process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "gateway.hosts.cluster.head_check",
+        HEAD_ANSWER,
         membership.head,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -67,7 +65,12 @@ async def check_head(membership: Membership, inherited: Mapping[str, str]) -> No
         if asking_process.returncode is None:
             asking_process.kill()
             await asking_process.wait()
-    judge(membership, answer, {"ray": RAY_VERSION, "python": platform.python_version()})
+    judge(membership, answer, local_versions())
+
+
+def local_versions() -> dict[str, str]:
+    """The versions that have to equal those of the head."""
+    return {"ray": RAY_VERSION, "python": platform.python_version()}
 
 
 def judge(membership: Membership, answer: Mapping[str, Any], versions: Mapping[str, str]) -> None:
@@ -94,34 +97,3 @@ def judge(membership: Membership, answer: Mapping[str, Any], versions: Mapping[s
                 " of a cluster need the same.",
                 hint=f"Install fitserve with {title} {at_head} here, or {local_version} there.",
             )
-
-
-def _query_address(address: str) -> dict[str, str]:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        return {"state": "away", "why": str(error.strerror or error)}
-    from ray._raylet import GcsClient
-    from ray.exceptions import AuthenticationError, RayError
-
-    try:
-        # Source: check_version_info in ray/_private/node.py.
-        client = GcsClient(address=address)
-        text = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=_CONNECT_S)
-    except AuthenticationError:
-        return {"state": "token"}
-    except RayError as error:
-        return {"state": "away", "why": type(error).__name__}
-    if text is None:
-        return {"state": "away", "why": "it is starting"}
-    metadata = json.loads(text)
-    return {
-        "state": "ok",
-        "ray": metadata["ray_version"],
-        "python": metadata["python_version"],
-    }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_query_address(sys.argv[1])))

@@ -25,14 +25,15 @@ from gateway.domain import (
     Instance,
     LaunchSpec,
     MachineView,
-    Node,
+    Network,
     NodeView,
     PreparedView,
     StartConditions,
 )
 from gateway.errors import AgentAway, AgentRefusal, FitserveError, HostError
 from gateway.hosts.cluster.link_process import LinkProcess
-from gateway.hosts.cluster.machine_views import machine_views
+from gateway.hosts.cluster.machine_views import machine_views, node_of
+from gateway.hosts.cluster.networks.measurement import measure_between
 from gateway.hosts.cluster.node_host import ANSWER_S, ENVIRONMENT, PATH_START, NodeHost
 from gateway.hosts.cluster.shared_reading import SharedReading
 from gateway.hosts.cluster.weights_copies import WeightsCopies
@@ -267,18 +268,7 @@ class ClusterHost:
 
     async def cluster(self) -> Cluster:
         """The machines that start engines now, for the planner. Raises HostError if none does."""
-        nodes = [
-            Node(
-                name=view.name,
-                hardware=view.hardware,
-                address=view.address,
-                interface=view.interface,
-                ports=view.ports,
-                weights=view.weights,
-            )
-            for view in await self.views()
-            if not view.is_drained
-        ]
+        nodes = [node_of(view) for view in await self.views() if not view.is_drained]
         if not nodes:
             raise _no_machine_error()
         return Cluster(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
@@ -286,6 +276,9 @@ class ClusterHost:
     async def machine_views(self) -> Sequence[MachineView]:
         states = await node_states(self._link)
         return machine_views(states, await self.views())
+
+    async def measure_network(self, a: str, b: str) -> Network:
+        return await measure_between(self.node(a), self.node(b))
 
     async def has_weights(self, commit: HubCommit) -> bool:
         answers = await asyncio.gather(

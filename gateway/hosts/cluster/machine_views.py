@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.domain import MachineView, NodeView
+from gateway.domain import MachineView, Node, NodeView
 
 
 def machine_views(states: Mapping[str, str], views: Iterable[NodeView]) -> Sequence[MachineView]:
@@ -13,6 +13,19 @@ def machine_views(states: Mapping[str, str], views: Iterable[NodeView]) -> Seque
     return [
         _machine_view(name, state, view_by_name.get(name)) for name, state in sorted(states.items())
     ]
+
+
+def node_of(view: NodeView) -> Node:
+    """The machine for the planner."""
+    return Node(
+        name=view.name,
+        hardware=view.hardware,
+        address=view.address,
+        interface=view.interface,
+        rdma=view.rdma,
+        ports=view.ports,
+        weights=view.weights,
+    )
 
 
 def _machine_view(name: str, state: str, view: NodeView | None) -> MachineView:

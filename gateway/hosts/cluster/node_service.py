@@ -27,6 +27,8 @@ from gateway.hosts.agent.calls import (
     ExpectCall,
     FollowCall,
     ListCall,
+    ListenCall,
+    MeasureCall,
     MissingCall,
     NodeCall,
     ProcessesCall,
@@ -37,6 +39,7 @@ from gateway.hosts.agent.calls import (
 )
 from gateway.hosts.cluster.lease import Lease
 from gateway.hosts.cluster.membership import Membership, folder, node_socket
+from gateway.hosts.cluster.networks.network_server import NetworkServer
 from gateway.hosts.cluster.node_host import ENVIRONMENT, PATH_START
 from gateway.hosts.cluster.weights_server import WeightsServer
 from gateway.hosts.cluster.weights_store import WeightsStore
@@ -45,6 +48,7 @@ from gateway.logging import Logger
 from gateway.machine import network
 from gateway.machine.environment import engine_dir
 from gateway.machine.probe import probe
+from gateway.machine.rdma import rdma_port
 from gateway.models.catalog.hub_cache import HubCache
 from gateway.store import atomic_file
 from gateway.store.engine_logs import remove_old_logs
@@ -76,6 +80,7 @@ class NodeService(HostServer):
         self._disk = disk
         self._weights = WeightsStore(disk, membership.name)
         self._weights_server = WeightsServer(self._weights)
+        self._network_server = NetworkServer(membership.name, membership.address)
         self._membership = membership
         self._data = data
         self._grace_s = grace_s
@@ -129,6 +134,12 @@ class NodeService(HostServer):
         if isinstance(call, WeightsCall | MissingCall | SendCall):
             await self._admit(call)
             async with aclosing(self._weights_server.answers(call)) as answers:
+                async for answer in answers:
+                    yield answer
+            return
+        if isinstance(call, ListenCall | MeasureCall):
+            await self._admit(call)
+            async with aclosing(self._network_server.answers(call)) as answers:
                 async for answer in answers:
                     yield answer
             return
@@ -188,11 +199,13 @@ class NodeService(HostServer):
 
     async def _node_view(self) -> NodeView:
         instances, address = await self._host.list(), self._membership.address
+        interface = await asyncio.to_thread(network.interface_of, address)
         return NodeView(
             name=self._membership.name,
             version=__version__,
             address=address,
-            interface=await asyncio.to_thread(network.find_interface, address),
+            interface=interface,
+            rdma=await asyncio.to_thread(rdma_port, interface) if interface is not None else None,
             addresses=await asyncio.to_thread(network.addresses),
             ports=await asyncio.to_thread(network.listening_ports),
             hardware=await asyncio.to_thread(probe, self._data),

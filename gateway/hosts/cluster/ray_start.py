@@ -14,6 +14,8 @@ from gateway.hosts.cluster.membership import PORTS, Membership
 from gateway.hosts.cluster.relay import SOCKET_VARIABLE
 
 RAY_VERSION = "2.60.0"
+HEAD_ANSWER = "gateway.hosts.cluster.head_answer"
+"""The module of the program that asks the head."""
 RESOURCE = "fitserve-node:"
 """Prefix of the resource that ties an actor to its machine."""
 # Only relays use Ray's object store.
@@ -69,9 +71,12 @@ def raylet_environment(
     }
 
 
-def raylet_command(membership: Membership, temp_dir: Path) -> list[str]:
-    """`ray start` in the foreground. Ray's servers listen on every interface, on ports of one
-    range; the dashboard is off."""
+def raylet_command(membership: Membership, temp_dir: Path, answer_file: Path) -> list[str]:
+    """`ray start` in the foreground, on a node after a question to the head. Ray's servers listen
+    on every interface, on ports of one range; the dashboard is off.
+
+    answer_file: gets an answer that forbids the start.
+    """
     first = membership.first_port
     port = membership.head.rpartition(":")[2]
     named_ports = (
@@ -85,6 +90,7 @@ def raylet_command(membership: Membership, temp_dir: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
+        *([HEAD_ANSWER, membership.head, str(answer_file)] if membership.role == "node" else []),
         "ray.scripts.scripts",
         "start",
         "--block",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import stat
@@ -17,8 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from gateway.errors import SettingsError
-from gateway.hosts.cluster.head_check import HeadAway, check_head
-from gateway.hosts.cluster.membership import Membership, folder, node_socket
+from gateway.hosts.cluster.head_answer import REFUSED
+from gateway.hosts.cluster.head_check import HeadAway, judge, local_versions
+from gateway.hosts.cluster.membership import Membership, check_token, folder, node_socket
 from gateway.hosts.cluster.ray_start import raylet_command, raylet_environment
 from gateway.hosts.cluster.restart_pause import MAX_PAUSE_S, RestartPause
 from gateway.hosts.cluster.strays import kill_orphaned_ray
@@ -37,56 +39,52 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 
-async def supervise(membership: Membership, data: Path, *, is_checked: bool) -> None:
-    """Run until cancelled. is_checked: the head has just answered. Raises SettingsError where this
-    machine cannot join."""
+async def supervise(membership: Membership, data: Path, join_event: asyncio.Event) -> None:
+    """Run until cancelled. join_event: set once the head has not refused this machine. Raises
+    SettingsError where it does."""
+    node = [sys.executable, "-m", "gateway.__main__", "cluster", "node"]
     async with asyncio.TaskGroup() as tasks:
-        node = [sys.executable, "-m", "gateway.__main__", "cluster", "node"]
-        tasks.create_task(_run_program("node service", node, dict(os.environ)))
-        tasks.create_task(_run_raylet(membership, data, is_checked=is_checked))
+        tasks.create_task(
+            _run_program("node service", lambda: _run_once(node, dict(os.environ), None))
+        )
+        tasks.create_task(_run_raylet(membership, data, join_event))
 
 
-async def _run_raylet(membership: Membership, data: Path, *, is_checked: bool) -> None:
+async def _run_raylet(membership: Membership, data: Path, join_event: asyncio.Event) -> None:
     socket = node_socket(data)
-
-    async def check() -> None:
-        nonlocal is_checked
-        await asyncio.to_thread(kill_orphaned_ray, socket)
-        if membership.role == "node" and not is_checked:
-            await check_head(membership, os.environ)
-        is_checked = False
-
-    command = raylet_command(membership, _temp_dir(data))
+    answer_file = folder(data) / "head-answer.json"
+    output = folder(data) / "raylet.log"
+    command = raylet_command(membership, _temp_dir(data), answer_file)
     environment = raylet_environment(membership, socket, os.environ)
+
+    async def run() -> int:
+        await asyncio.to_thread(kill_orphaned_ray, socket)
+        check_token(membership.token_file)
+        code = await _run_once(command, environment, output)
+        if code == REFUSED:
+            judge(membership, json.loads(answer_file.read_bytes()), local_versions())
+        join_event.set()
+        return code
+
     try:
-        await _run_program("raylet", command, environment, check, folder(data) / "raylet.log")
+        await _run_program("raylet", run)
     finally:
         kill_orphaned_ray(socket)
 
 
-async def _check_nothing() -> None:
-    """The check before a start that depends on nothing."""
-
-
-async def _run_program(
-    name: str,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    check: Callable[[], Awaitable[None]] = _check_nothing,
-    output: Path | None = None,
-) -> None:
-    """Start a program whenever it does not run. Raises SettingsError of `check`."""
+async def _run_program(name: str, run: Callable[[], Awaitable[int]]) -> None:
+    """Run a program whenever it does not run. run: until its end; it returns the exit code. Raises
+    SettingsError of `run`."""
     pause = RestartPause()
     while True:
+        start_s = asyncio.get_running_loop().time()
         was_well = False
+        log.info("starting", program=name)
         try:
-            await check()
+            code = await run()
         except HeadAway as error:
             log.warning("waiting for the head", reason=str(error))
         else:
-            start_s = asyncio.get_running_loop().time()
-            log.info("starting", program=name)
-            code = await _run_once(command, environment, output)
             log.warning("ended; it is started again", program=name, code=code)
             was_well = asyncio.get_running_loop().time() - start_s > _HEALTHY_RUN_S
         await pause.wait(was_well=was_well)

@@ -30,6 +30,7 @@ from gateway.errors import BadRequest
 from gateway.planner.comparison import gpu_comparison
 from gateway.planner.decide import decide, engine_order, rank_plans
 from gateway.planner.nodes.kinds import NodeKind, node_kinds
+from gateway.planner.nodes.measured_networks import MeasuredNetworks
 from gateway.planner.nodes.placement import place_on_groups, place_on_nodes
 from gateway.planner.nodes.repeats import best_of_layouts, distinct_refusals
 from gateway.planner.nodes.spans import Networks, NodeGroups, node_groups
@@ -78,7 +79,8 @@ def _decide_over_nodes(
     engines: Sequence[Engine],
     rules: Mapping[str, EngineRules] | None,
 ) -> Decision:
-    networks = Networks(cluster, inputs.speed_knowledge.table if inputs.speed_knowledge else None)
+    measured_networks = MeasuredNetworks(inputs.facts.select_kind("network_speed"))
+    networks = Networks(cluster, inputs.speed_knowledge.table if inputs.speed_knowledge else None, measured_networks)
     ports_in_use = {node.name: frozenset(node.ports) for node in nodes}
     plans: list[Plan] = []
     decisions: list[Decision] = []

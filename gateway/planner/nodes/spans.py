@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from gateway.domain import Cluster, Hardware, ModelSpec, Network, Node
+from gateway.domain import Cluster, Hardware, ModelSpec, Network, Node, NodeLink
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import PlanningInput, available_bytes
 from gateway.engines.common.span import NodeSpan, SpanLayout
 from gateway.engines.common.speed.machine import SpeedTable, node_wire
+from gateway.planner.nodes.groupings import Quality, best_groupings, fast_groupings
 from gateway.planner.nodes.kinds import NodeKind
+from gateway.planner.nodes.measured_networks import MeasuredNetworks
 from gateway.planner.parallel import sufficient_ranks
 
 # Numbers of nodes of one engine.
 _SIZES = (2, 3, 4, 6, 8)
-# The fastest different networks that are planned for.
-_LEVELS = 3
-
-Quality = tuple[float, float]
+# More nodes have too many groups to compare all.
+_MAX_EXACT_NODES = 8
+UNKNOWN: Quality = (0.0, 0.0)
 
 
 class NodeGroups(FrozenRecord, frozen=True):
@@ -31,75 +32,79 @@ class NodeGroups(FrozenRecord, frozen=True):
 
 
 class Networks:
-    """The network between each two nodes of a cluster."""
+    """The network between each two nodes of a cluster: stated, measured, or that of all nodes."""
 
-    def __init__(self, cluster: Cluster, table: SpeedTable | None) -> None:
-        self._links = {
-            frozenset((link.a, link.b)): Network(
-                bytes_s=link.bytes_s, latency_s=link.latency_s, rdma=link.rdma
-            )
-            for link in cluster.links
+    def __init__(
+        self, cluster: Cluster, table: SpeedTable | None, measured_networks: MeasuredNetworks
+    ) -> None:
+        self._stated_networks = {
+            frozenset((link.a, link.b)): network_of_link(link) for link in cluster.links
         }
+        self._measured_networks = measured_networks
         self._network, self._table = cluster.network, table
+        self._networks: dict[tuple[str, str], Network] = {}
         self._qualities: dict[tuple[str, str], Quality] = {}
         """Qualities of networks by the names of two nodes."""
 
-    def network(self, a: Node, b: Node) -> Network:
-        return self._links.get(frozenset((a.name, b.name)), self._network)
+    def _network_between(self, a: Node, b: Node) -> Network:
+        key = a.name, b.name
+        if (network := self._networks.get(key)) is None:
+            network = self._stated_networks.get(frozenset(key))
+            if network is None:
+                link = self._measured_networks.link(a, b) if self._measured_networks else None
+                network = self._network if link is None else network_of_link(link)
+            self._networks[key] = self._networks[b.name, a.name] = network
+        return network
 
     def quality(self, network: Network) -> Quality:
-        """More is better."""
+        """More is better; zeros: no speed follows from the network."""
         wire = node_wire(network, self._table) if self._table else None
-        return (wire.bytes_s, -wire.latency_s) if wire else (0.0, 0.0)
+        return (wire.bytes_s, -wire.latency_s) if wire else UNKNOWN
 
     def _quality_between(self, a: Node, b: Node) -> Quality:
         if (quality := self._qualities.get((a.name, b.name))) is None:
-            quality = self._qualities[a.name, b.name] = self.quality(self.network(a, b))
+            quality = self._qualities[a.name, b.name] = self.quality(self._network_between(a, b))
             self._qualities[b.name, a.name] = quality
         return quality
 
     def is_unknown(self, groups: NodeGroups) -> bool:
         """Whether no speed follows from the network of these groups."""
-        return self.quality(groups.span.network) == (0.0, 0.0)
+        return self.quality(groups.span.network) == UNKNOWN
 
-    def levels(self, nodes: Sequence[Node]) -> list[Network]:
-        """The different networks between these nodes, the fastest first."""
-        if not self._links:
-            return [self._network]
-        networks: dict[Quality, Network] = {}
-        for a, b in combinations(nodes, 2):
-            networks.setdefault(self._quality_between(a, b), self.network(a, b))
-        return [networks[quality] for quality in sorted(networks, reverse=True)[:_LEVELS]]
-
-    def groups(
-        self, nodes: Sequence[Node], size: int, slowest_network: Network
-    ) -> list[tuple[Node, ...]]:
-        """Disjoint groups of this many nodes, each two of which have such a network or a better
-        one."""
-        if not self._links:
+    def groupings(self, nodes: Sequence[Node], size: int) -> Iterator[list[tuple[Node, ...]]]:
+        """Disjoint groups of this many nodes, for the fastest networks between them."""
+        if not self._stated_networks and not self._measured_networks:
             whole_count = len(nodes) // size * size
-            return [tuple(nodes[at : at + size]) for at in range(0, whole_count, size)]
-        least_quality = self.quality(slowest_network)
-        free_nodes, groups = list(nodes), list[tuple[Node, ...]]()
-        while group := self._best_node_group(free_nodes, size, least_quality):
-            groups.append(group)
-            names = {node.name for node in group}
-            free_nodes = [node for node in free_nodes if node.name not in names]
-        return groups
+            yield [tuple(nodes[at : at + size]) for at in range(0, whole_count, size)]
+            return
 
-    def _best_node_group(
-        self, nodes: Sequence[Node], size: int, least_quality: Quality
-    ) -> tuple[Node, ...] | None:
-        for first in nodes:
-            group = [first]
-            for node in nodes:
-                if node is not first and all(
-                    self._quality_between(node, member) >= least_quality for member in group
-                ):
-                    group.append(node)
-                if len(group) == size:
-                    return tuple(group)
-        return None
+        def quality(a: int, b: int) -> Quality:
+            return self._quality_between(nodes[a], nodes[b])
+
+        search = best_groupings if len(nodes) <= _MAX_EXACT_NODES else fast_groupings
+        for groups in search(len(nodes), size, quality):
+            yield [tuple(nodes[position] for position in group) for group in groups]
+
+    def slowest(self, groups: Sequence[Sequence[Node]]) -> Network:
+        """The slowest network within groups, with the longest latency of any."""
+        networks = [
+            self._network_between(a, b) for group in groups for a, b in combinations(group, 2)
+        ]
+        slowest_network = min(networks, key=self.quality)
+        if self.quality(slowest_network) == UNKNOWN:
+            return slowest_network
+        latencies = [network.latency_s for network in networks if network.latency_s is not None]
+        return slowest_network.evolve(latency_s=max(latencies, default=None))
+
+
+def network_of_link(link: NodeLink) -> Network:
+    """The network of a link, without its ends."""
+    return Network(
+        bytes_s=link.bytes_s,
+        latency_s=link.latency_s,
+        rdma=link.rdma,
+        tcp_bytes_s=link.tcp_bytes_s,
+    )
 
 
 def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> Iterator[NodeGroups]:
@@ -108,15 +113,13 @@ def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> It
     gpus, limit = len(machine.gpus), inputs.wish.gpus
     if not gpus or len({gpu.name for gpu in machine.gpus}) > 1:
         return
-    levels = networks.levels(kind.nodes) if len(kind.nodes) >= _SIZES[0] else []
     for size in _SIZES:
         if size > len(kind.nodes) or (isinstance(limit, int) and size * gpus > limit):
             return
-        for network in levels:
-            groups = networks.groups(kind.nodes, size, network)
-            if groups:
-                span = NodeSpan(size, gpus, network, layouts(size, gpus, inputs.spec))
-                yield _merge_nodes(tuple(groups), machine, span, kind)
+        for groups in networks.groupings(kind.nodes, size):
+            network = networks.slowest(groups)
+            span = NodeSpan(size, gpus, network, layouts(size, gpus, inputs.spec))
+            yield _merge_nodes(tuple(groups), machine, span, kind)
 
 
 def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.domain import Network, Plan
+from gateway.domain import Network, NodeLink, Plan
 from gateway.planner.comparison import layout_of
 
 _KINDS = {"roce": "RoCE", "infiniband": "InfiniBand", "none": "TCP"}
@@ -12,12 +12,23 @@ _KINDS = {"roce": "RoCE", "infiniband": "InfiniBand", "none": "TCP"}
 
 def network_words(network: Network) -> str:
     """`200 Gbit/s, 2 us, RoCE`; a figure without measurement is called unknown."""
-    bandwidth = (
-        "bandwidth unknown" if network.bytes_s is None else f"{network.bytes_s * 8 / 1e9:,g} Gbit/s"
-    )
+    rates = []
+    if network.bytes_s is not None:
+        rates.append(f"{network.bytes_s * 8 / 1e9:,g} Gbit/s")
+    if network.tcp_bytes_s is not None:
+        rates.append(f"{network.tcp_bytes_s * 8 / 1e9:,g} Gbit/s of TCP measured")
+    bandwidth = ", ".join(rates) or "bandwidth unknown"
     latency = "latency unknown" if network.latency_s is None else f"{network.latency_s * 1e6:,g} us"
     kind = "RDMA unknown" if network.rdma is None else _KINDS[network.rdma]
     return f"{bandwidth}, {latency}, {kind}"
+
+
+def link_words(link: NodeLink) -> str:
+    """The network between two nodes, or that it was not measured."""
+    if link.bytes_s is None and link.tcp_bytes_s is None:
+        kind = "" if link.rdma is None else f", {_KINDS[link.rdma]}"
+        return f"not measured{kind}"
+    return network_words(link)
 
 
 def node_reason(plans: Sequence[Plan], network: Network) -> str:

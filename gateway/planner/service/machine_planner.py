@@ -38,6 +38,7 @@ class MachinePlanner:
     images: images that may start; None if engines are processes.
     facts: the learned facts, as JSON.
     cluster: the machines that start engines now; None: there is one machine.
+    settle: waits for measurements of machines that have just come; None: there are none.
     key_classes: how many classes of priority the keys of callers have now.
     """
 
@@ -50,6 +51,7 @@ class MachinePlanner:
     facts: Callable[[], Sequence[str]] = tuple
     cluster: Callable[[], Awaitable[Cluster]] | None = None
     key_classes: Callable[[], int] = _one_class
+    settle: Callable[[], Awaitable[None]] | None = None
     check_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Checks of many models plan one at a time: the process lets few requests wait."""
 
@@ -70,6 +72,8 @@ class MachinePlanner:
         return wish.evolve(gpus=tuple(dict.fromkeys(uuids.get(name, name) for name in wish.gpus)))
 
     async def plan(self, request: PlanRequest) -> PlanResult:
+        if self.settle is not None:
+            await self.settle()
         return await self._request_plan(request, may_wait=True)
 
     async def preview(self, request: PlanRequest) -> PlanResult:

@@ -9,9 +9,18 @@ from typing import Literal, TypedDict
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
-from gateway.domain import Hardware, MachineView, Plan, PreparedView, StartConditions, StartTime
+from gateway.domain import (
+    Hardware,
+    MachineView,
+    NodeLink,
+    Plan,
+    PreparedView,
+    StartConditions,
+    StartTime,
+)
 from gateway.domain.phases import phase_label
 from gateway.domain.units import TransferProgress
+from gateway.hosts.node_group import part_name
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.routes import Routes
 
@@ -59,12 +68,29 @@ class LivePreparedEngine(TypedDict):
 
 
 class LiveNode(TypedDict):
-    """A machine of the cluster. `engines`: how many run there."""
+    """A machine of the cluster.
+
+    engines: how many run there.
+    models: names of the models of these engines.
+    """
 
     name: str
     state: str
     gpus: list[str]
     engines: int
+    models: list[str]
+
+
+class LiveLink(TypedDict):
+    """The network between two machines, in words.
+
+    measured_at: time in Unix seconds; None: it was not measured.
+    """
+
+    a: str
+    b: str
+    words: str
+    measured_at: float | None
 
 
 class LiveMachine(TypedDict):
@@ -72,6 +98,7 @@ class LiveMachine(TypedDict):
 
     holders: engines without a GPU.
     nodes: the machines of its cluster.
+    links: the networks between them.
     """
 
     gpus: list[LiveGpu]
@@ -86,6 +113,7 @@ class LiveMachine(TypedDict):
     holders: list[GpuEngine]
     prepared: list[LivePreparedEngine]
     nodes: list[LiveNode]
+    links: list[LiveLink]
 
 
 class LiveDownload(TypedDict):
@@ -189,6 +217,7 @@ def live_machine(
     models: Mapping[str, ManagedModel],
     prepared_views: Iterable[PreparedView] = (),
     nodes: Iterable[MachineView] = (),
+    links: Iterable[NodeLink] = (),
 ) -> LiveMachine:
     holders = _holders(models.values())
     gpus = [
@@ -234,16 +263,35 @@ def live_machine(
             )
             for engine_process in prepared_views
         ],
-        nodes=[
-            LiveNode(
-                name=node.name,
-                state=node.state,
-                gpus=list(node.gpus),
-                engines=len(node.engines),
-            )
-            for node in nodes
-        ],
+        nodes=[_live_node(node, models) for node in nodes],
+        links=[_live_link(link) for link in links],
     )
+
+
+def _live_node(node: MachineView, models: Mapping[str, ManagedModel]) -> LiveNode:
+    parts = {name: part_name(name) for name in node.engines}
+    names = {part.name if part is not None else name for name, part in parts.items()}
+    return LiveNode(
+        name=node.name,
+        state=node.state,
+        gpus=list(node.gpus),
+        engines=len(node.engines),
+        models=sorted(
+            model_name
+            for model_name, model in models.items()
+            if any(
+                replica.attempt is not None and replica.attempt.instance_name in names
+                for replica in model.replicas
+            )
+        ),
+    )
+
+
+def _live_link(link: NodeLink) -> LiveLink:
+    # Not for one machine.
+    from gateway.planner.nodes.words import link_words
+
+    return LiveLink(a=link.a, b=link.b, words=link_words(link), measured_at=link.measured_at)
 
 
 def live_models(

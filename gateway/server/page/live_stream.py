@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +37,7 @@ from gateway.server.page.traffic_history import TrafficHistory, TrafficPoint
 
 if TYPE_CHECKING:
     from gateway.controller.loop import Loop
-    from gateway.domain import MachineView, PreparedView
+    from gateway.domain import MachineView, NodeLink, PreparedView
 
     HostAnswers = tuple[Sequence[PreparedView], Sequence[MachineView]]
 
@@ -93,10 +93,12 @@ class LiveStream:
         in_flight: InFlightRow,
         keys: Keys,
         machine_facts: Mapping[str, Any],
+        links: Callable[[], Iterable[NodeLink]] = tuple,
     ) -> None:
         """samples: metrics of all processes.
         in_flight: requests of all processes.
         machine_facts: constant facts of the gateway.
+        links: the networks between the machines of its cluster.
         """
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
@@ -109,6 +111,7 @@ class LiveStream:
         self._in_flight = in_flight
         self._keys = keys
         self._machine_facts = machine_facts
+        self._links = links
         self._traffic = TrafficHistory()
         self._parts: dict[str, tuple[int, bytes]] = {}
         self._points: list[tuple[int, TrafficPoint]] = []
@@ -246,7 +249,9 @@ class LiveStream:
             self._slow_at = now_s
             hardware = await self._plan_preview.hardware()
             prepared_views, nodes = await self._known_host_answers()
-            parts["machine"] = live_machine(hardware, self._models, prepared_views, nodes)
+            parts["machine"] = live_machine(
+                hardware, self._models, prepared_views, nodes, self._links()
+            )
         version = self._version + 1
         for name, value in parts.items():
             data = msgspec.json.encode(value)

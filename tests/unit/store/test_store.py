@@ -441,6 +441,24 @@ def test_new_measurements_of_a_machine_replace_old_ones_and_their_ratios(
     assert measured_facts(store.path.with_name("other.db")) == []
 
 
+def test_a_network_is_kept_once_and_other_facts_stay(store: Store) -> None:
+    def fact(value: int, nodes: str, quantity: str) -> Fact:
+        scope = {"nodes": nodes, "addresses": "10.0.0.1,10.0.0.2", "what": quantity}
+        return Fact(
+            kind="network_speed", scope=scope, value=value, grade="verified", source="x", at=1.0
+        )
+
+    ratio = Fact(kind="speed_ratio", scope={}, value=1, grade="verified", source="x", at=1.0)
+    store.add_facts([ratio])
+    store.keep_networks([fact(1, "a,b", "bandwidth"), fact(2, "a,b", "latency")])
+    store.keep_networks([fact(3, "a,c", "bandwidth")])
+    store.keep_networks([fact(4, "a,b", "bandwidth")])
+    assert [fact.value for fact in store.facts()] == [1, 2, 3, 4]
+    networks = measured_facts(store.path, "network_speed")
+    assert [fact.value for fact in networks] == [2, 3, 4]
+    assert measured_facts(store.path) == []
+
+
 def test_forgiven_failures_may_be_tried_again_and_learnt_facts_stay(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     capable, model_scope = {"engine": "v", "capability": "8.6"}, {"engine": "v", "model": "m"}

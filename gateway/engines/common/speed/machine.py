@@ -291,13 +291,20 @@ def node_wire(network: Network, table: SpeedTable) -> RankLink | None:
     """The connection between nodes; None: its bandwidth is not known.
 
     Without a word about RDMA, messages pass through sockets. The table's latency is that of the
-    engine's part, to which a measured one is added.
+    engine's part, to which a measured one is added. A measured rate of TCP is reached by engines
+    too, and RDMA carries no less.
     """
-    wire_part = table.rdma if network.rdma in ("infiniband", "roce") else table.sockets
-    if network.bytes_s is None or wire_part is None:
+    has_rdma = network.rdma in ("infiniband", "roce")
+    wire_part = table.rdma if has_rdma else table.sockets
+    if wire_part is None:
+        return None
+    rates = [network.tcp_bytes_s] if network.tcp_bytes_s is not None else []
+    if network.bytes_s is not None and (has_rdma or not rates):
+        rates.append(network.bytes_s * wire_part.part)
+    if not rates:
         return None
     latency_s = wire_part.latency_s + (network.latency_s or 0.0)
-    return RankLink(network.bytes_s * wire_part.part, latency_s, wire_part.per_rank_s)
+    return RankLink(max(rates), latency_s, wire_part.per_rank_s)
 
 
 def machine_of_span(
@@ -316,8 +323,12 @@ def machine_of_span(
         wire=wire if crosses else machine.wire,
         between_nodes=wire,
         crossings=span.crossings(tp, pp),
-        source=f"{machine.source}; network as stated",
+        source=f"{machine.source}; network {_network_source(span.network)}",
     )
+
+
+def _network_source(network: Network) -> str:
+    return "as stated" if network.tcp_bytes_s is None else "as measured"
 
 
 def _ends(a: Gpu, b: Gpu) -> frozenset[int]:

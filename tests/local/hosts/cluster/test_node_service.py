@@ -14,14 +14,18 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.errors import AgentRefusal, HostError
+from gateway.hosts.agent.calls import ListenCall
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.cluster import node_service
 from gateway.hosts.cluster.membership import Membership, folder, node_socket
+from gateway.hosts.cluster.networks.measurement import measure_between
 from gateway.hosts.cluster.node_host import ENVIRONMENT
 from gateway.hosts.cluster.node_service import NodeService
+from gateway.machine import network
 from tests.contract.harness import answering, get, until
 from tests.contract.process_harness import ProcessHarness
 from tests.support.hub_commits import disk_of
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -154,3 +158,34 @@ async def test_a_start_names_the_environment_and_the_weights_of_its_machine(
         assert "FITSERVE_MODELS_DIR" in absent.value.hint
         await answering(await gateway(world, "a").start(spec("a2", str(world.data_dir))))
         assert runs(world.pid("a2"), sys.executable)
+
+
+async def test_a_node_measures_a_network_for_its_gateway_alone(world: ProcessHarness) -> None:
+    async with service(world, lease_s=300):
+        with pytest.raises(AgentRefusal, match="names no gateway"):
+            await gateway(world, "").final_answer(ListenCall(), hang_s())
+        # This node has both ends, and measures one network at a time.
+        with pytest.raises(HostError, match="measures another network now"):
+            await measure_between(gateway(world, "a"), gateway(world, "a"))
+
+
+async def test_two_nodes_measure_the_network_between_them(
+    tmp_path: Path, anyio_backend: str
+) -> None:
+    worlds = [ProcessHarness(tmp_path / name) for name in ("one", "two")]
+    async with service(worlds[0], lease_s=300), service(worlds[1], lease_s=300):
+        network = await measure_between(*(gateway(world, "a") for world in worlds))
+    assert network.tcp_bytes_s is not None
+    assert network.latency_s is not None
+    assert network.rdma is None
+
+
+async def test_a_network_in_use_is_not_measured(
+    world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter((0, 10**9))
+    monkeypatch.setattr(network, "interface_of", lambda _: "eth0")
+    monkeypatch.setattr(network, "traffic_bytes", lambda _: next(counts))
+    async with service(world, lease_s=300):
+        with pytest.raises(HostError, match="carries 4,000 MB/s now"):
+            await gateway(world, "a").final_answer(ListenCall(), hang_s())

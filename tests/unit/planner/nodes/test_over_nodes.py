@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import Cluster, Decision, Hardware, Network, Plan
+from gateway.diagnosis.facts.known_facts import KnownFacts
+from gateway.domain import Cluster, Decision, Hardware, Network, NodeLink, Plan
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.objective import gpu_discount, plan_outcome, score
 from gateway.planner.decide import decide
+from gateway.planner.nodes.measured_networks import network_facts
 from gateway.planner.nodes.over_nodes import decide_over_nodes
 from gateway.planner.sizes import needed_tokens
 from gateway.profiles.cluster_forms import build_cluster
@@ -54,6 +57,26 @@ def decide_over(
     return decide_over_nodes(inputs, cluster, ENGINES, RULES), cluster
 
 
+def decide_by_measurement(
+    model: str, machines: Sequence[str], rates: Mapping[frozenset[int], float], **fields: Any
+) -> tuple[Decision, PlanningInput]:
+    """The decision with measured networks. rates: bytes/s by the positions of two nodes."""
+    cluster = cluster_of([PROFILES.hardware(name) for name in machines], Network())
+    nodes = tuple(
+        node.evolve(address=f"10.0.0.{number}") for number, node in enumerate(cluster.nodes)
+    )
+    facts = [
+        fact
+        for (a, b), rate in ((sorted(pair), rate) for pair, rate in rates.items())
+        for fact in network_facts(
+            nodes[a], nodes[b], Network(tcp_bytes_s=rate, latency_s=1e-5), 0.0
+        )
+    ]
+    inputs = inputs_of(model, nodes[0].hardware, **fields)
+    inputs = inputs.replace_fields(facts=KnownFacts(facts))
+    return decide_over_nodes(inputs, cluster.evolve(nodes=nodes), ENGINES, RULES), inputs
+
+
 def layout(plan: Plan) -> tuple[int, int, int]:
     return (
         plan.span,
@@ -74,6 +97,63 @@ def test_the_network_decides_how_two_nodes_share_a_model(
     assert layout(decision.plans[0]) == expected
     assert "no single node can hold it" in decision.why_nodes
     assert (decision.plans[0].speed is None) == (network == Network())
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(12e9, (2, 2, 1)), (1.2e8, (2, 1, 2))], ids=["fast", "gigabit"]
+)
+def test_a_measured_network_decides_like_a_stated_one(
+    rate: float, expected: tuple[int, int, int]
+) -> None:
+    decision, _ = decide_by_measurement("glm-4.5-air", ["gb10", "gb10"], {frozenset((0, 1)): rate})
+    assert layout(decision.plans[0]) == expected
+    assert decision.plans[0].speed is not None
+    assert decision.plans[0].speed.source.endswith("network as measured")
+    assert "Gbit/s of TCP measured" in decision.why_nodes
+
+
+def test_the_pair_with_a_measurement_is_taken() -> None:
+    decision, _ = decide_by_measurement("glm-4.5-air", ["gb10"] * 3, {frozenset((1, 2)): 12e9})
+    best_plan = next(plan for plan in decision.plans if plan.span == 2)
+    assert [row.node for row in best_plan.nodes] == ["node-2", "node-3"]
+    assert layout(best_plan) == (2, 2, 1)
+
+
+def test_an_engine_over_a_pair_without_a_measurement_has_stages() -> None:
+    decision, _ = decide_by_measurement("glm-4.5-air", ["gb10"] * 3, {frozenset((1, 2)): 12e9})
+    wide_plans = [plan for plan in decision.plans if plan.span == 3]
+    assert wide_plans
+    assert {(layout(plan), plan.speed) for plan in wide_plans} == {((3, 1, 3), None)}
+
+
+def test_a_stated_link_counts_more_than_that_of_all_nodes() -> None:
+    cluster = cluster_of([PROFILES.hardware("gb10")] * 2, SLOW)
+    link = NodeLink(a="node-2", b="node-1", **FAST.model_dump())
+    inputs = inputs_of("glm-4.5-air", cluster.nodes[0].hardware)
+    decision = decide_over_nodes(inputs, cluster.evolve(links=(link,)), ENGINES, RULES)
+    assert layout(decision.plans[0]) == (2, 2, 1)
+
+
+@settings(max_examples=quicker(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    model=st.sampled_from(MODELS),
+    machine=st.sampled_from(("gb10", "3090", "4xl4")),
+    rates=st.lists(st.sampled_from([1.2e8, 1.2e9, 4e9, 1.2e10]), min_size=3, max_size=3),
+    faster=st.sampled_from([1.2e9, 1.2e10, 4e10]),
+    goal=st.sampled_from(GOALS),
+)
+def test_a_faster_network_makes_no_plan_worse(
+    model: str, machine: str, rates: list[float], faster: float, goal: str
+) -> None:
+    """The best worth of all plans never falls when one of three networks becomes faster."""
+    pairs = [frozenset(pair) for pair in combinations(range(3), 2)]
+    slow = dict(zip(pairs, rates, strict=True))
+    fast = {**slow, pairs[0]: max(faster, rates[0])}
+    best = []
+    for networks in (slow, fast):
+        decision, inputs = decide_by_measurement(model, [machine] * 3, networks, goal=goal)
+        best.append(max((worth(plan, inputs) for plan in decision.plans), default=0))
+    assert best[1] >= best[0]
 
 
 def test_two_nodes_write_about_twice_as_fast_as_one() -> None:

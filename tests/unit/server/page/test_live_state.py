@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.domain import MachineView, PreparedView, StartConditions, StartTime
+from gateway.domain import MachineView, NodeLink, PreparedView, StartConditions, StartTime
 from gateway.domain.units import TransferProgress
 from gateway.proxy.routing.routes import Routes
 from gateway.server.page.live_state import live_machine, live_models, start_steps
@@ -126,6 +126,37 @@ def test_a_prepared_process_is_reported_with_its_memory_and_begin() -> None:
 
 
 def test_the_machines_of_a_cluster_are_reported_with_their_engines() -> None:
-    machine_view = MachineView(name="one", state="ready", gpus=("NVIDIA H200",), engines=("a", "b"))
-    views = live_machine(machine("cpu"), {}, nodes=[machine_view])["nodes"]
-    assert views == [{"name": "one", "state": "ready", "gpus": ["NVIDIA H200"], "engines": 2}]
+    model = serving()
+    attempt = model.replicas[0].attempt
+    assert attempt is not None
+    name = attempt.instance_name
+    for engines in ((name, "b"), (f"{name}-n1of2", "b")):
+        view = MachineView(name="one", state="ready", gpus=("NVIDIA H200",), engines=engines)
+        second_view = MachineView(name="two", state="ready", engines=("c",))
+        views = live_machine(machine("cpu"), {"a": model}, nodes=[view, second_view])["nodes"]
+        assert views == [
+            {
+                "name": "one",
+                "state": "ready",
+                "gpus": ["NVIDIA H200"],
+                "engines": 2,
+                "models": ["a"],
+            },
+            {"name": "two", "state": "ready", "gpus": [], "engines": 1, "models": []},
+        ]
+
+
+def test_networks_between_machines_are_reported_with_their_date() -> None:
+    measured_link = NodeLink(
+        a="one", b="two", tcp_bytes_s=1.25e9, latency_s=3e-5, rdma="none", measured_at=7.0
+    )
+    links = [measured_link, NodeLink(a="one", b="three", rdma="roce")]
+    assert live_machine(machine("cpu"), {}, links=links)["links"] == [
+        {
+            "a": "one",
+            "b": "two",
+            "words": "10 Gbit/s of TCP measured, 30 us, TCP",
+            "measured_at": 7.0,
+        },
+        {"a": "one", "b": "three", "words": "not measured, RoCE", "measured_at": None},
+    ]

@@ -9,6 +9,7 @@ export function machineCard(live) {
   const gpus = h("ul", { class: "gpus" });
   const prepared = h("p", { class: "muted small" });
   const nodes = h("ul", { class: "gpus", "aria-label": "Machines of the cluster" });
+  const links = h("ul", { class: "gpus", "aria-label": "Networks between machines" });
   return {
     element: h(
       "section",
@@ -23,6 +24,7 @@ export function machineCard(live) {
       ),
       prepared,
       nodes,
+      links,
     ),
     update({ machine }) {
       if (!machine) return;
@@ -61,6 +63,8 @@ export function machineCard(live) {
       attribute(prepared, "hidden", !machine.prepared.length);
       syncChildren(nodes, machine.nodes, (node) => node.name, nodeRow);
       attribute(nodes, "hidden", !machine.nodes.length);
+      syncChildren(links, machine.links, (link) => `${link.a} ${link.b}`, linkRow);
+      attribute(links, "hidden", !machine.links.length);
       syncChildren(
         gpus,
         [...machine.gpus.map((gpu) => ({ ...gpu, label: `GPU ${gpu.index}` })), ram],
@@ -89,8 +93,22 @@ function nodeRow() {
     update(machine) {
       text(name, machine.name);
       text(gpus, machine.gpus.map((gpu) => gpu.replace(/^NVIDIA /, "")).join(", ") || "no GPU");
-      text(figure, `${machine.state} · engines: ${machine.engines}`);
+      const models = machine.models.length ? ` · ${machine.models.join(", ")}` : "";
+      text(figure, `${machine.state} · engines: ${machine.engines}${models}`);
       attribute(figure, "class", machine.state === "ready" ? "figure" : "figure problem");
+    },
+  };
+}
+
+function linkRow() {
+  const ends = h("span", { class: "name" });
+  const figure = h("span", { class: "figure" });
+  return {
+    element: h("li", {}, h("div", { class: "row between whole" }, ends, figure)),
+    update(link) {
+      text(ends, `Network of ${link.a} and ${link.b}`);
+      const day = link.measured_at && new Date(link.measured_at * 1000).toISOString().slice(0, 10);
+      text(figure, day ? `${link.words} · ${day}` : link.words);
     },
   };
 }

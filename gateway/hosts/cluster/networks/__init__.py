@@ -1,0 +1,1 @@
+"""Measurements of the network between two machines of a cluster."""
