@@ -58,6 +58,11 @@ def priority_of(class_: PriorityClass | int) -> int:
     return class_ if isinstance(class_, int) else PRIORITIES[class_]
 
 
+def class_name(priority: int) -> str:
+    """The name of a class, or its number without one."""
+    return next((name for name, number in PRIORITIES.items() if number == priority), str(priority))
+
+
 def new_key() -> Secret:
     """A key of 256 random bits."""
     return Secret(f"fs-{secrets.token_urlsafe(32)}")

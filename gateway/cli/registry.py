@@ -52,6 +52,7 @@ SECTIONS = {
         "logs": "model.logs",
         "events": "events.events",
         "usage": "usage.usage",
+        "batches": "batches.app",
         "bench": "speed.bench.bench",
         "tune": "speed.tune.tune",
         "df": "listing.df",

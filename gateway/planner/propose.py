@@ -61,7 +61,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     tools, reasoning = choices.parsers(candidate)
     flags = _flags(candidate, sizes.batch, sizes, reduce=reduce.value)
     flags |= _parser_flags(tools, reasoning, candidate.inputs.template)
-    flags |= _service_flags(candidate, sleeps, offload) | dict(candidate.args)
+    flags |= _service_flags(candidate, sizes, sleeps, offload) | dict(candidate.args)
     return Plan(
         model=candidate.inputs.model,
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
@@ -231,7 +231,7 @@ def _choose_ram_use(
 
 
 def _service_flags(
-    candidate: Candidate, mode: Choice[bool], offload: Choice[int | float]
+    candidate: Candidate, sizes: Sizes, mode: Choice[bool], offload: Choice[int | float]
 ) -> dict[str, Scalar]:
     """The flags of sleep mode, of a KV cache in RAM and of the order of requests. A question leaves
     them out, because they compute nothing.
@@ -240,7 +240,8 @@ def _service_flags(
     """
     quiet_flags = {"log-error-stack": False} if "log-error-stack" in candidate.engine.flags else {}
     cache_flags: dict[str, Scalar] = {OFFLOAD_FLAG: offload.value} if offload.value else {}
-    cache_flags |= order_flags(candidate, request_order(candidate))
+    order = request_order(candidate)
+    cache_flags |= order_flags(candidate, order, sizes.batch.tokens.value)
     return cache_flags | ({sleep_mode.FLAG: True, **quiet_flags} if mode.value else {})
 
 

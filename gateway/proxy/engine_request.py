@@ -40,16 +40,14 @@ def engine_request(
     ):
         call.stores_answer = False
         body = request_body.drop_storage(body)
-    if (
-        replica.priority_factor
-        and endpoint.name in engine_priority.ENDPOINTS
-        and not (
-            replica.has_default_priority
-            and call.priority == 0
-            and engine_priority.has_no_priority(body)
-        )
-    ):
-        body = engine_priority.set_priority(body, call.priority, replica.priority_factor)
+    if replica.priority_factor and endpoint.name in engine_priority.ENDPOINTS:
+        priority = call.priority if call.engine_priority is None else call.engine_priority
+        if (
+            priority
+            or not replica.has_default_priority
+            or not engine_priority.has_no_priority(body)
+        ):
+            body = engine_priority.set_priority(body, priority, replica.priority_factor)
     if upload.is_whole:
         if endpoint.method == "POST":
             description += b"content-length: %d\r\n" % len(body)

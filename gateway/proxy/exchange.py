@@ -370,7 +370,7 @@ class Exchange:
 
     def send_to_replica(self, replica: RoutedReplica) -> None:
         plane = self.plane
-        plane.routes.start_request(replica, self.call.tokens)
+        plane.routes.start_request(replica, self.call.tokens, self.call.priority)
         self.replica = replica
         plane.meter.count_start(self)
         permit = self.answer.permit
@@ -711,5 +711,5 @@ class Exchange:
                     is_stream=self.answer.has_events,
                 )
             self.plane.meter.count_end(self)
-            self.plane.routes.finish_request(self.replica, self.call.tokens)
+            self.plane.routes.finish_request(self.replica, self.call.tokens, self.call.priority)
             self.replica = None

@@ -127,6 +127,21 @@ def _show_requests(as_json: bool) -> None:
     )
     if listing["more"]:
         say(f"{listing['more']:,} more requests are running.")
+    if listing["waiting"]:
+        say("")
+        print_table(
+            ("MODEL", "CLASS", "WAITING", "OLDEST"),
+            [
+                (
+                    row["model"],
+                    row["priority_class"],
+                    f"{row['requests']:,}",
+                    duration_text(max(0.0, now_s - row["oldest_at"])),
+                )
+                for row in listing["waiting"]
+            ],
+            empty="",
+        )
 
 
 def _model_entry(view: Any, on_disk: Any) -> dict[str, Any]:

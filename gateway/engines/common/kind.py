@@ -101,6 +101,10 @@ class EngineKind(Protocol):
         """The flags with which the smallest priority goes first in the engine's own queue, and a
         request without one counts as 0; empty: the version has none."""
 
+    def prompt_piece_flags(self, engine: Engine, tokens: int, /) -> dict[str, Scalar]:
+        """The flags with which one prompt takes at most this many tokens of a step; empty: the
+        version has none."""
+
     def priority_objection(self, args: Mapping[str, Scalar], /) -> str:
         """Why an engine with these flags of a user has no order by priority; "": nothing."""
 

@@ -99,6 +99,10 @@ class SglangKind:
         }
         return flags if flags.keys() <= engine.flags.keys() else {}
 
+    def prompt_piece_flags(self, _engine: Engine, _tokens: int, /) -> dict[str, Scalar]:
+        """SGLang 0.5.23 has no such flag."""
+        return {}
+
     def priority_objection(self, args: Mapping[str, Scalar], /) -> str:
         """Source: the checks of schedule_policy in sglang/srt/server_args.py, 0.5.10 to 0.5.23."""
         policy = args.get("schedule-policy", "fcfs")

@@ -133,6 +133,12 @@ class VllmKind:
         has_order = flag is not None and "priority" in (flag.choices or ())
         return {"scheduling-policy": "priority"} if has_order else {}
 
+    def prompt_piece_flags(self, engine: Engine, tokens: int, /) -> dict[str, Scalar]:
+        """Source: long_prefill_token_threshold in vllm/v1/core/sched/scheduler.py, where running
+        requests take their tokens of a step before waiting ones."""
+        flag = "long-prefill-token-threshold"
+        return {flag: tokens} if flag in engine.flags else {}
+
     def priority_objection(self, _args: Mapping[str, Scalar], /) -> str:
         """None: Scheduler of vllm/v1/core/sched/scheduler.py asks no other setting."""
         return ""

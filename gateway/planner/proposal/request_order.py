@@ -12,6 +12,13 @@ ARRIVAL_ORDER, PRIORITY_ORDER = "arrival", "priority"
 # Source: Scheduler.schedule in vllm/v1/core/sched/scheduler.py of 0.33.0, and preempt_to_schedule
 # in sglang/srt/managers/schedule_policy.py of 0.5.23.
 _COST = "where its memory is short, the last class gives its place up, and is computed again"
+# The part of a step that the prompt of one request may take, so that a first class has room in the
+# next step. Several long prompts still fill the step.
+_PIECE_PART = 4
+# Layers that read a prompt in pieces of any size. States of recurrent layers are kept for whole
+# blocks, and an image is read as a whole. Source: validate_block_size in vllm/config/vllm.py and
+# _try_schedule_encoder_inputs in vllm/v1/core/sched/scheduler.py of 0.33.0.
+_DIVISIBLE_KINDS = frozenset({"full", "sliding", "mla"})
 
 
 def request_order(candidate: Candidate) -> Choice[str]:
@@ -34,9 +41,26 @@ def request_order(candidate: Candidate) -> Choice[str]:
     return str_choice(PRIORITY_ORDER, f"keys have {classes} classes; {_COST}", source)
 
 
-def order_flags(candidate: Candidate, order: Choice[str]) -> Mapping[str, Scalar]:
+def order_flags(
+    candidate: Candidate, order: Choice[str], batched_tokens: int
+) -> Mapping[str, Scalar]:
     """The flags of an order that the planner chose. A question leaves them out, because they
-    compute nothing."""
+    compute nothing.
+
+    batched_tokens: the tokens of a step.
+    """
     if order.value == ARRIVAL_ORDER or order.source == "user":
         return {}
-    return candidate.rules.priority_flags(candidate.engine)
+    groups = candidate.built_model.attention
+    is_divisible = (
+        candidate.inputs.spec.generates
+        and candidate.args.get("enable-chunked-prefill") is not False
+        and all(group.kind in _DIVISIBLE_KINDS for group in groups)
+    )
+    piece_tokens = batched_tokens // _PIECE_PART
+    piece_flags = (
+        candidate.rules.prompt_piece_flags(candidate.engine, piece_tokens)
+        if groups and is_divisible and piece_tokens
+        else {}
+    )
+    return {**candidate.rules.priority_flags(candidate.engine), **piece_flags}

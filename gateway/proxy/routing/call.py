@@ -18,6 +18,7 @@ class Call(msgspec.Struct):
     choices: answers that the client asks for (`n`).
     stores_answer: the response may be continued and retrieved (/v1/responses).
     priority: a smaller number goes first.
+    engine_priority: the same for the engine's own queue; None: `priority`.
     """
 
     endpoint: str
@@ -31,6 +32,7 @@ class Call(msgspec.Struct):
     choices: int = 1
     stores_answer: bool = False
     priority: int = 0
+    engine_priority: int | None = None
 
     @property
     def is_light(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from gateway.keys import class_name
 from gateway.proxy.routing.route_table import RouteTable
 
 if TYPE_CHECKING:
@@ -56,11 +58,27 @@ class RequestInFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingClass:
+    """The waiting requests of one class for one model."""
+
+    model: str
+    priority: int = field(
+        metadata=_described_field("number of the class; a smaller one goes first")
+    )
+    priority_class: str = field(metadata=_described_field("name of the class, or its number"))
+    requests: int
+    oldest_at: float = field(metadata=_described_field("Unix time of the oldest one's beginning"))
+
+
+@dataclass(frozen=True, slots=True)
 class RequestsInFlight:
     """The oldest requests in flight, oldest first."""
 
     data: tuple[RequestInFlight, ...]
     more: int = field(metadata=_described_field("requests in flight that are not listed"))
+    waiting: tuple[WaitingClass, ...] = field(
+        default=(), metadata=_described_field("all waiting requests, by model and class")
+    )
 
 
 class InFlightRow(Protocol):
@@ -89,6 +107,17 @@ def oldest(exchanges: Iterable[Exchange], table: RouteTable, clock_lead: float) 
             )
         ),
         max(0, len(requests) - MAX_SHOWN_REQUESTS),
+        _sum_classes(
+            WaitingClass(
+                exchange.model,
+                exchange.call.priority,
+                class_name(exchange.call.priority),
+                1,
+                round(exchange.started_at + clock_lead, 1),
+            )
+            for exchange in requests
+            if exchange.state == "queued"
+        ),
     )
 
 
@@ -99,6 +128,19 @@ def merge(processes: Iterable[RequestsInFlight]) -> RequestsInFlight:
     return RequestsInFlight(
         tuple(rows[:MAX_SHOWN_REQUESTS]),
         max(0, len(rows) - MAX_SHOWN_REQUESTS) + sum(part.more for part in parts),
+        _sum_classes(row for part in parts for row in part.waiting),
+    )
+
+
+def _sum_classes(rows: Iterable[WaitingClass]) -> tuple[WaitingClass, ...]:
+    """One row of each model and class, in the order of both."""
+    sums: dict[tuple[str, int], tuple[int, float]] = {}
+    for row in rows:
+        count, oldest_at = sums.get((row.model, row.priority), (0, math.inf))
+        sums[row.model, row.priority] = count + row.requests, min(oldest_at, row.oldest_at)
+    return tuple(
+        WaitingClass(model, priority, class_name(priority), *sums[model, priority])
+        for model, priority in sorted(sums)
     )
 
 

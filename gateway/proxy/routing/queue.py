@@ -1,8 +1,8 @@
 """Requests that wait for a replica: one bounded queue per model.
 
 The smallest priority goes first. Callers of one priority take turns, and the requests of one caller
-go in order of arrival. Each place of number OLDEST_TURN goes to the request that has waited
-longest, so that no class waits for ever.
+go in order of arrival. A class that was overtaken too often gets the next place (`Overtakings`), so
+that no class waits for ever.
 
 cause of the wait           at most                        then
 every replica is full       Limits.queue_timeout_s         429
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from gateway.errors import Overloaded
-from gateway.keys import PRIORITIES
+from gateway.proxy.routing.class_places import Overtakings
 from gateway.proxy.routing.model_route import ModelRoute
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 # Places that every queue has, even if the engines take few concurrent requests.
 MIN_PLACES = 128
-OLDEST_TURN = 8
-# The part of an engine's running requests that classes after `normal` leave to others.
-# A batch alone loses no more than that part.
-_RESERVE = 10
 _WINDOW_S = 10.0
 _MAX_RETRY_S = 60
 
@@ -73,7 +69,7 @@ class Queue:
         self._lines: dict[tuple[int, str], dict[QueueWait, None]] = {}
         self._admissions = 0
         self._last_turns: dict[str, int] = {}
-        self._overtakings = 0  # places since that of the oldest request
+        self._overtakings = Overtakings()
 
     def add(self, wait: QueueWait) -> None:
         self.waits_by_request[wait] = time.monotonic()
@@ -93,35 +89,39 @@ class Queue:
         self.rate.count()
         self._admissions += 1
         self._last_turns[wait.caller] = self._admissions
-        is_oldest = wait is next(iter(self.waits_by_request), None)
-        self._overtakings = 0 if is_oldest else self._overtakings + 1
+        self.note_place(wait.call.priority)
         self.remove(wait)
 
-    def may_overtake(self, priority: int) -> bool:
+    @property
+    def classes(self) -> set[int]:
+        """The priorities of waiting requests."""
+        return {priority for priority, _ in self._lines}
+
+    def may_overtake(self, priority: int, has_share: Callable[[int], bool]) -> bool:
         """Whether a request that arrives may take a place immediately, because all others are of
         later classes."""
-        return self.oldest_in_turn is None and all(
-            line_priority > priority for line_priority, _ in self._lines
-        )
+        is_first = min(self.classes, default=priority + 1) > priority
+        return is_first and self.find_overdue(has_share) is None
 
-    def record_overtaking(self) -> None:
-        self._overtakings += 1
+    def note_place(self, priority: int) -> None:
+        """Count the place that a request of that class gets."""
+        self._overtakings.note(priority, self.classes)
 
-    @property
-    def oldest_in_turn(self) -> QueueWait | None:
-        """The request that has waited longest, where the next place is for it."""
-        is_due = self._overtakings >= OLDEST_TURN - 1
-        return next(iter(self.waits_by_request), None) if is_due else None
+    def find_overdue(self, has_share: Callable[[int], bool]) -> QueueWait | None:
+        """The first request of a class that was overtaken too often. has_share: whether a class
+        holds its share of the engines."""
+        class_ = self._overtakings.class_in_turn(self.classes, has_share)
+        return next(self._callers_in_turn(class_), None) if class_ is not None else None
 
-    def waits_in_turn(self) -> Iterator[QueueWait]:
+    def waits_in_turn(self, has_share: Callable[[int], bool]) -> Iterator[QueueWait]:
         """The waiting requests, the next one first. Requests may leave meanwhile."""
         tried_wait = None
-        for priority in sorted({priority for priority, _ in self._lines}):
+        for priority in sorted(self.classes):
             for wait in self._callers_in_turn(priority):
-                oldest_wait = self.oldest_in_turn
-                if oldest_wait is not None and oldest_wait is not tried_wait:
-                    tried_wait = oldest_wait
-                    yield oldest_wait
+                overdue_wait = self.find_overdue(has_share)
+                if overdue_wait is not None and overdue_wait is not tried_wait:
+                    tried_wait = overdue_wait
+                    yield overdue_wait
                 if wait is not tried_wait and wait in self.waits_by_request:
                     yield wait
 
@@ -164,19 +164,6 @@ def places(route: ModelRoute, limit: int | None) -> int:
     if limit is not None:
         return limit
     return max(MIN_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
-
-
-def capacity_for(priority: int, capacity: int) -> int:
-    """The number of a replica's places that a request of that priority may fill.
-
-    capacity: the requests that the engine runs concurrently, and a quarter to follow. Classes after
-    `normal` fill no place of the quarter and leave some of the others free, so that a request
-    before them runs immediately.
-    """
-    if priority <= PRIORITIES["normal"]:
-        return capacity
-    running_requests = max(1, capacity * 4 // 5)
-    return max(1, running_requests - max(1, running_requests // _RESERVE))
 
 
 def overload_error(route: ModelRoute, retry_after_s: int, reason: str) -> Overloaded:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from gateway.errors import FitserveError
 from gateway.proxy.routing import balance
 from gateway.proxy.routing.call import Call
+from gateway.proxy.routing.class_places import ClassLoad
 from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
-from gateway.proxy.routing.queue import Queue, capacity_for, overload_error, places
+from gateway.proxy.routing.queue import Queue, overload_error, places
 from gateway.proxy.routing.responses import Responses, missing_response_error
 from gateway.proxy.routing.route_table import RouteTable
 
@@ -47,6 +48,8 @@ class Routes:
         responses: Responses | None = None,
     ) -> None:
         self._loads: dict[str, _Load] = {}
+        # Empty until a request has a priority.
+        self._class_loads: dict[str, ClassLoad] = {}
         self._last_pick: dict[str, int] = {}
         self._picks = 0
         self.responses = responses or Responses()
@@ -65,6 +68,9 @@ class Routes:
     def table(self, table: RouteTable) -> None:
         ids = {replica.id for route in table.models.values() for replica in route.replicas}
         self._last_pick = {id_: turn for id_, turn in self._last_pick.items() if id_ in ids}
+        self._class_loads = {
+            id_: load for id_, load in self._class_loads.items() if id_ in ids or not load.is_empty
+        }
         for queue in self._queues.values():
             for waiter in queue.waits_by_request:
                 waiter.avoid = waiter.avoid if waiter.avoid in ids else None
@@ -88,10 +94,14 @@ class Routes:
         ):
             return route.replicas[0]
         queue = self._queues.get(call.model)
-        can_begin = queue is None or call.is_light or queue.may_overtake(call.priority)
+        can_begin = (
+            queue is None
+            or call.is_light
+            or queue.may_overtake(call.priority, self._share_test(route.replicas))
+        )
         replica = self._choose(route, call, avoid) if can_begin else None
         if queue is not None and replica is not None and not call.is_light:
-            queue.record_overtaking()
+            queue.note_place(call.priority)
         if replica is None:
             is_ready = any(replica.id != avoid for replica in route.replicas)
             if not is_ready and not route.wait_s:
@@ -117,18 +127,18 @@ class Routes:
         return places(route, self._queue_per_model)
 
     def _choose(
-        self, route: ModelRoute, call: Call, avoid: str | None, *, fills_reserve: bool = False
+        self, route: ModelRoute, call: Call, avoid: str | None, *, is_overdue: bool = False
     ) -> RoutedReplica | None:
-        """The replica that can take the call now. `fills_reserve`: also a place that others than
-        the call's class use."""
-        priority = 0 if fills_reserve else call.priority
+        """The replica that can take the call now. `is_overdue`: also in a place that earlier
+        classes use."""
+        has_place = self._has_overdue_place if is_overdue else self._has_free_place
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
-            return maker if call.is_light or self._has_free_place(maker, priority) else None
+            return maker if call.is_light or has_place(maker, call.priority) else None
         free_replicas = [
             replica
             for replica in route.replicas
-            if (self._has_free_place(replica, priority) or call.is_light) and replica.id != avoid
+            if (has_place(replica, call.priority) or call.is_light) and replica.id != avoid
         ]
         if len(free_replicas) < 2:
             return free_replicas[0] if free_replicas else None
@@ -152,10 +162,60 @@ class Routes:
         self._last_pick[chosen_replica.id] = self._picks
         return chosen_replica
 
-    def _has_free_place(self, replica: RoutedReplica, priority: int) -> bool:
-        return replica.capacity is None or self.in_flight(replica.id) < (
-            capacity_for(priority, replica.capacity) if priority else replica.capacity
+    def _has_free_place(
+        self, replica: RoutedReplica, priority: int, *, ignores_classes: bool = False
+    ) -> bool:
+        """Whether a request of that class may begin. `ignores_classes`: as one of the first
+        class."""
+        capacity = replica.capacity
+        if capacity is None:
+            return True
+        if (priority or self._class_loads) and not ignores_classes:
+            capacity = self._class_limit(replica.id, priority, capacity)
+        load = self._loads.get(replica.id)
+        return (load.requests if load is not None else 0) < capacity
+
+    def _has_overdue_place(self, replica: RoutedReplica, priority: int) -> bool:
+        return not self._has_share(replica, priority) and self._has_free_place(
+            replica, priority, ignores_classes=True
         )
+
+    def _raise_priority(self, call: Call, replica: RoutedReplica) -> None:
+        """Have the engine order a request like the earlier ones that it has. In its own queue
+        these would overtake the request again."""
+        load = self._class_loads.get(replica.id)
+        requests = self.in_flight(replica.id)
+        first_class = load.first_class(requests) if load is not None else 0
+        call.engine_priority = min(call.priority, first_class)
+
+    def _class_limit(self, replica_id: str, priority: int, capacity: int) -> int:
+        """The requests at a replica below which one of that class may begin."""
+        load = self._class_loads.get(replica_id)
+        if load is None:
+            load = self._class_loads[replica_id] = ClassLoad()
+        return load.limit(priority, capacity, self.in_flight(replica_id), self.clock_s())
+
+    def _has_share(self, replica: RoutedReplica, priority: int) -> bool:
+        """Whether that class and later ones hold the share of a class at a replica."""
+        load = self._class_loads.get(replica.id)
+        return replica.capacity is None or (
+            load is not None
+            and load.has_share(
+                priority, self._own_capacity(replica.capacity), self.in_flight(replica.id)
+            )
+        )
+
+    def _share_test(self, replicas: tuple[RoutedReplica, ...]) -> Callable[[int], bool]:
+        """The question whether a class holds its share at each of the replicas."""
+        return lambda priority: all(self._has_share(replica, priority) for replica in replicas)
+
+    def _own_capacity(self, capacity: int) -> int:
+        """The part of a replica's capacity that is for the requests of these routes."""
+        return capacity
+
+    def clock_s(self) -> float:
+        """Seconds of a clock that never goes back."""
+        return time.monotonic()
 
     def _maker(self, route: ModelRoute, call: Call) -> RoutedReplica | None:
         """The replica that made the response that the call continues."""
@@ -213,7 +273,9 @@ class Routes:
     def _serve_queues(self) -> None:
         self._is_scheduled = False
         for name, queue in list(self._queues.items()):
-            for waiter in queue.waits_in_turn():
+            route = self._table.models.get(name)
+            has_share = self._share_test(route.replicas if route is not None else ())
+            for waiter in queue.waits_in_turn(has_share):
                 try:
                     route = self._table.find(name)
                     if not route.replicas and not route.wait_s:
@@ -222,13 +284,19 @@ class Routes:
                     self.forget(waiter)
                     waiter.reject(error)
                     continue
-                is_due = waiter is queue.oldest_in_turn
-                replica = self._choose(route, waiter.call, waiter.avoid, fills_reserve=is_due)
+                is_overdue = waiter is queue.find_overdue(has_share)
+                replica = self._choose(route, waiter.call, waiter.avoid, is_overdue=is_overdue)
                 if replica is not None:
+                    if is_overdue:
+                        self._raise_priority(waiter.call, replica)
                     queue.admit(waiter)
                     self.forget(waiter)
                     waiter.go(replica)
-                elif waiter.avoid is None and self._maker(route, waiter.call) is None:
+                elif (
+                    not is_overdue
+                    and waiter.avoid is None
+                    and self._maker(route, waiter.call) is None
+                ):
                     break
 
     def model_of(self, response: str, maker: int) -> str:
@@ -241,24 +309,35 @@ class Routes:
 
     # --- in flight ---
 
-    def start_request(self, replica: RoutedReplica, tokens: int = 1) -> None:
+    def start_request(self, replica: RoutedReplica, tokens: int = 1, priority: int = 0) -> None:
         """Count a request to `replica`. Every begin must have an end."""
         load = self._loads.get(replica.id)
         if load is None:
-            self._loads[replica.id] = _Load(1, tokens, time.monotonic())
+            load = self._loads[replica.id] = _Load(1, tokens, time.monotonic())
         else:
             load.requests += 1
             load.tokens += tokens
+        if priority or self._class_loads:
+            self._begin_class(replica.id, priority, load.requests)
 
-    def finish_request(self, replica: RoutedReplica, tokens: int = 1) -> None:
+    def finish_request(self, replica: RoutedReplica, tokens: int = 1, priority: int = 0) -> None:
         load = self._loads[replica.id]
         if load.requests == 1:
             del self._loads[replica.id]
         else:
             load.requests -= 1
             load.tokens -= tokens
+        if priority and (class_load := self._class_loads.get(replica.id)) is not None:
+            class_load.end(priority)
         if self._queues:
             self._schedule()
+
+    def _begin_class(self, replica_id: str, priority: int, requests: int) -> None:
+        load = self._class_loads.get(replica_id)
+        if load is None and priority:
+            load = self._class_loads[replica_id] = ClassLoad()
+        if load is not None:
+            load.begin(priority, requests, self.clock_s())
 
     def progress(self, replica: RoutedReplica) -> None:
         """Note that the engine gave a client bytes of its answer."""

@@ -4,7 +4,8 @@ message              from      when
 Begin                control   first: configuration and tables; the worker accepts no client before
 RouteTableMessage    control   the routes have changed
 KeyTableMessage      control   the keys have changed
-OtherLoads           control   twice a second, after a change: requests in flight at other workers
+OtherLoads           control   twice a second, after a change: requests in flight at other workers,
+                               and the places that they keep
 Shutdown             control   another gateway takes over: the worker finishes requests, and ends
 RequestsQuery        control   an operator lists the requests in flight, or ends one
 RequestsReport       worker    the answers to RequestsQuery, in order
@@ -96,9 +97,11 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
 
 
 class OtherLoads(msgspec.Struct, frozen=True, tag=True):
-    """Requests in flight at the other workers, by replica id."""
+    """Requests in flight at the other workers, by replica id. `kept_places`: free places that they
+    keep for earlier classes."""
 
     in_flight: dict[str, int]
+    kept_places: dict[str, int] = {}
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -138,6 +141,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     tables: number of route tables applied.
     waiting: models with waiting requests, and the seconds of the oldest.
     usage: counts since the last report, the only field that is a difference.
+    kept_places: free places of replicas that the worker keeps for earlier classes.
     """
 
     loads: dict[str, ReplicaLoad]
@@ -145,6 +149,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     tables: int = 0
     waiting: dict[str, float] = {}
     usage: tuple[UsageRow, ...] = ()
+    kept_places: dict[str, int] = {}
 
 
 ToWorker = (

@@ -85,7 +85,8 @@ class _Worker:
     has_reported: bool = False
     loads: dict[str, ReplicaLoad] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-    sent_loads: dict[str, int] | None = None  # last sent
+    kept_places: dict[str, int] = field(default_factory=dict)
+    sent_loads: OtherLoads | None = None  # last sent
     tables_sent: int = 0  # route tables sent
     tables_applied: int = 0  # route tables that it has applied
     # The start of the wait by the clock of this process, by model.
@@ -379,6 +380,7 @@ class Workers:
                 worker.reported_at = time.monotonic()
                 worker.missed_reports = 0
                 worker.loads = report.loads
+                worker.kept_places = report.kept_places
                 worker.samples = worker.samples if report.samples is None else report.samples
                 self._usage.add(report.usage)
                 self._merge_report(worker, report)
@@ -421,13 +423,14 @@ class Workers:
         """Send each worker the loads of the others, and kill workers that hang. The seconds until
         the next call."""
         for worker in self._running_workers.values():
-            other_loads = (
-                peer.loads for peer in self._running_workers.values() if peer is not worker
+            peers = [peer for peer in self._running_workers.values() if peer is not worker]
+            loads = OtherLoads(
+                _sum_loads(peer.loads for peer in peers),
+                _sum_places(peer.kept_places for peer in peers),
             )
-            in_flight = _sum_loads(other_loads)
-            if worker.sent_loads != in_flight:
-                worker.sent_loads = in_flight
-                worker.channel.send(OtherLoads(in_flight))
+            if worker.sent_loads != loads:
+                worker.sent_loads = loads
+                worker.channel.send(loads)
             # Counts checks, not seconds: where this process gets no CPU time, workers get none
             # either, or are not read.
             worker.missed_reports += 1
@@ -438,9 +441,15 @@ class Workers:
 
 
 def _sum_loads(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:
+    return _sum_places(
+        {id_: load.requests for id_, load in worker_loads.items()} for worker_loads in loads
+    )
+
+
+def _sum_places(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     summed: Counter[str] = Counter()
-    for worker_loads in loads:
-        summed.update({id_: load.requests for id_, load in worker_loads.items()})
+    for worker_counts in counts:
+        summed.update(worker_counts)
     return dict(summed)
 
 

@@ -105,8 +105,8 @@ class Worker:
                         self._set_keys(keys)
                     case NewCertificate(chain, key):
                         self._set_certificate(CertificatePair(chain, key))
-                    case OtherLoads(in_flight):
-                        self.routes.set_other_loads(in_flight)
+                    case OtherLoads(in_flight, kept_places):
+                        self.routes.set_other_loads(in_flight, kept_places)
                     case Shutdown(within_s):
                         self.drain(within_s)
                     case RequestsQuery(cancel):
@@ -149,7 +149,14 @@ class Worker:
     def _send_report(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
         usage = self.metrics.usage.drain()
         channel.send(
-            Report(self.routes.loads(), samples, self._tables, self.routes.demand(), usage)
+            Report(
+                self.routes.loads(),
+                samples,
+                self._tables,
+                self.routes.demand(),
+                usage=usage,
+                kept_places=self.routes.kept_places(),
+            )
         )
 
     async def send_last_report(self, channel: Channel) -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from gateway.keys import PRIORITIES
 from gateway.proxy.access.auth import Key
+from gateway.proxy.routing.class_places import capacity_for
 from gateway.proxy.routing.model_route import ModelRoute
-from gateway.proxy.routing.queue import capacity_for
 
 # Lines beyond the places of the engines, which wait in the queue: the next one starts immediately.
 _WAITING_LINES = 8

@@ -71,6 +71,9 @@ class ToyKind:
     def priority_flags(self, _engine: Engine, /) -> dict[str, Scalar]:
         return {}
 
+    def prompt_piece_flags(self, _engine: Engine, _tokens: int, /) -> dict[str, Scalar]:
+        return {}
+
     def priority_objection(self, _args: Mapping[str, Scalar], /) -> str:
         return ""
 

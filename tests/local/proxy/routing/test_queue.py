@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.proxy.routing.class_places import TURN
 from gateway.proxy.routing.model_route import ModelRoute
 from tests.support.dataplane import (
     ASK,
@@ -159,6 +160,38 @@ async def test_a_normal_request_reaches_an_engine_with_an_order_as_it_came() -> 
                 await client.post(CHAT, json={**ASK, **fields})
                 body = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
                 assert body.get("priority") == priority
+
+
+async def test_an_overdue_batch_is_no_later_class_in_the_queue_of_the_engine() -> None:
+    """Chats fill the engine's own queue always, so the batch would wait there for ever."""
+    with Gateway() as gateway:
+        async with start_with_gate(gateway, capacity=5) as (gate, upstream, client):
+            route = gateway.routes.table.models["m"]
+            replicas = (replace(route.replicas[0], priority_factor=1),)
+            gateway.route(replace(route, replicas=replicas))
+
+            def post(class_: str) -> asyncio.Task[httpx.Response]:
+                headers = {"x-fitserve-priority": class_}
+                return asyncio.create_task(
+                    client.post(CHAT, json={**ASK, "user": class_}, headers=headers)
+                )
+
+            tasks = [post("normal") for _ in range(5)]
+            await until(lambda: gate.running == 5)
+            tasks.append(post("batch"))
+            await until(lambda: gateway.routes.waiting("m") == 1)
+            tasks += [post("normal") for _ in range(TURN)]
+            await until(lambda: gateway.routes.waiting("m") == 1 + TURN)
+            for count in range(1, TURN + 1):
+                gate.let_through()
+                await until(lambda count=count: len(upstream.requests) == 5 + count)  # type: ignore[misc]
+            bodies = [
+                json.loads(request.partition(b"\r\n\r\n")[2]) for request in upstream.requests
+            ]
+            assert [body["user"] for body in bodies].count("batch") == 1
+            assert {body["priority"] for body in bodies} == {0}
+            gate.let_through(len(tasks))
+            assert {(await task).status_code for task in tasks} == {200}
 
 
 async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> None:

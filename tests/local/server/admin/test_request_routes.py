@@ -15,7 +15,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.support.commands import fitserve
-from tests.support.dataplane import CHAT, never_answers, streams_for_ever
+from tests.support.dataplane import CHAT, never_answers, refused_url, streams_for_ever
 from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript
@@ -63,7 +63,11 @@ async def two_requests(folder: Path) -> AsyncIterator[tuple[Running, dict[str, A
         wish = {"name": "m", "endpoints": [f"{upstream.url}/v1"]}
         await gateway.client.post("/admin/models", json=wish)
         await gateway.until("m", "ready")
-        assert (await gateway.client.get("/admin/requests")).json() == {"data": [], "more": 0}
+        assert (await gateway.client.get("/admin/requests")).json() == {
+            "data": [],
+            "more": 0,
+            "waiting": [],
+        }
         body = {"model": "m", "messages": [{"role": "user", "content": "a secret"}]}
         tasks: Requests = []
         for id_, fields in (("first", {}), ("second/2?", {"stream": True})):
@@ -98,6 +102,39 @@ async def test_requests_are_listed_by_api_and_command_line(tmp_path: Path) -> No
         assert lines[2].endswith("second/2?")
         seen_by_reader = await gateway.client.get("/admin/requests", headers=headers["read"])
         assert len(seen_by_reader.json()["data"]) == 2
+
+
+async def test_waiting_requests_are_listed_by_class(tmp_path: Path) -> None:
+    async with running(tmp_path, unused_script) as gateway:
+        wish = {"name": "cold", "endpoints": [f"{refused_url()}/v1"], "policy": {"wait_s": 600}}
+        response = await gateway.client.post("/admin/models", json=wish)
+        assert response.status_code == 202, response.text
+        ask = {"model": "cold", "messages": [{"role": "user", "content": "hi"}]}
+        tasks = [
+            asyncio.create_task(
+                gateway.client.post(
+                    "/v1/chat/completions", json=ask, headers={"x-fitserve-priority": class_}
+                )
+            )
+            for class_ in ("batch", "normal", "batch")
+        ]
+        rows: list[dict[str, Any]] = []
+        async with asyncio.timeout(hang_s()):
+            while sum(row["requests"] for row in rows) < len(tasks):
+                await asyncio.sleep(0.02)
+                rows = (await gateway.client.get("/admin/requests")).json()["waiting"]
+        assert [(row["model"], row["priority"], row["requests"]) for row in rows] == [
+            ("cold", 0, 1),
+            ("cold", 100, 2),
+        ]
+        result = await asyncio.to_thread(fitserve, "ps", "--requests", FITSERVE_URL=gateway.url)
+        lines = result.stdout.partition("CLASS")[2].splitlines()[1:]
+        assert [line.split()[:3] for line in lines] == [
+            ["cold", "normal", "1"],
+            ["cold", "batch", "2"],
+        ], result.stderr
+        for task in tasks:
+            task.cancel()
 
 
 async def test_an_admin_alone_ends_requests(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ async def test_a_request_in_flight_is_reported_once_and_again_when_it_goes_on(
         )
         await server.until("m", "ready")
         await page.until("ready")
-        assert page.state["requests"] == {"data": [], "more": 0}
+        assert page.state["requests"] == {"data": [], "more": 0, "waiting": []}
         asking = asyncio.create_task(server.client.post(CHAT, json={**ASK, "stream": True}))
         async with asyncio.timeout(hang_s()):
             while not page.state["requests"]["data"]:

@@ -29,14 +29,22 @@ VERSIONS = [
 
 
 def first_plan(
-    version: str = "vllm==0.33.0", classes: int = 2, *, flags: Any = None, **fields: Any
+    version: str = "vllm==0.33.0",
+    classes: int = 2,
+    *,
+    flags: Any = None,
+    model: str = "llama-3.1-8b",
+    **fields: Any,
 ) -> Plan:
-    """The first plan of a model on one H200. flags: of the engine, instead of its profile's."""
+    """The first plan of a model of the cases on one H200.
+
+    flags: flags of the engine, instead of those of its profile.
+    """
     engines: list[Engine] = PROFILES.engines((version,), device="cuda")
     if flags is not None:
         engines = [engine.evolve(flags=flags(engine.flags)) for engine in engines]
     return decide(
-        model_from_config(case("llama-3.1-8b", "none")),
+        model_from_config(case(model, "none")),
         PROFILES.hardware("h200"),
         engines,
         wish(**fields),
@@ -56,6 +64,28 @@ def test_an_engine_orders_its_requests_where_keys_have_several_classes(version: 
     assert "computed again" in plan.request_order.reason  # its cost
     assert engine_kind(plan.engine.kind).priority_factor(plan.argv) == 1
     assert not is_default("request_order", plan.request_order)
+
+
+def prompt_pieces(plan: Plan) -> list[str]:
+    return [item for item in plan.argv if item.startswith("--long-prefill-token-threshold=")]
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if "vllm" in version])
+def test_a_long_prompt_leaves_three_quarters_of_a_step_to_others(version: str) -> None:
+    plan = first_plan(version)
+    tokens = plan.max_num_batched_tokens.value // 4
+    assert prompt_pieces(plan) == [f"--long-prefill-token-threshold={tokens}"]
+    assert not prompt_pieces(first_plan(version, 1))
+    assert not prompt_pieces(first_plan(version, args={"enable-chunked-prefill": False}))
+    owner_plan = first_plan(version, args={"long-prefill-token-threshold": 77})
+    assert prompt_pieces(owner_plan) == ["--long-prefill-token-threshold=77"]
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen2.5-vl-7b"])
+def test_prompts_that_the_engine_reads_in_blocks_are_not_divided(name: str) -> None:
+    plan = first_plan(model=name)
+    assert plan.request_order.value == "priority"
+    assert not prompt_pieces(plan)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

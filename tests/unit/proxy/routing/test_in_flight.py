@@ -10,7 +10,8 @@ import pytest
 
 from gateway.proxy.access.auth import ANONYMOUS_KEY
 from gateway.proxy.api.endpoints import ENDPOINTS
-from gateway.proxy.routing.in_flight import MAX_SHOWN_REQUESTS, merge, oldest
+from gateway.proxy.routing.call import Call
+from gateway.proxy.routing.in_flight import MAX_SHOWN_REQUESTS, WaitingClass, merge, oldest
 from gateway.proxy.routing.model_route import RoutedReplica
 from gateway.proxy.routing.route_table import RouteTable
 from tests.support.dataplane import model
@@ -28,6 +29,7 @@ def ask(**fields: Any) -> Any:
         "key": ANONYMOUS_KEY,
         "address": "10.0.0.9",
         "state": "asked",
+        "call": Call("chat", "m"),
     }
     request_fields |= {
         "replica": REPLICA,
@@ -76,3 +78,19 @@ def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_sever
         [row.id for row in lone_rows.data],
         lone_rows.more,
     )
+
+
+def test_waiting_requests_are_counted_by_model_and_class() -> None:
+    def waiting_request(priority: int, started_at: float, model_name: str = "m") -> Any:
+        call = Call("chat", model_name, priority=priority)
+        return ask(state="queued", model=model_name, call=call, started_at=started_at)
+
+    batches = [waiting_request(100, 900.0 + number) for number in range(MAX_SHOWN_REQUESTS + 9)]
+    first = oldest([*batches, waiting_request(0, 980.0), ask()], TABLE, AHEAD)
+    second = oldest([waiting_request(100, 890.0), waiting_request(7, 985.0, "cold")], TABLE, AHEAD)
+    assert merge([first, second]).waiting == (
+        WaitingClass("cold", 7, "7", 1, AHEAD + 985),
+        WaitingClass("m", 0, "normal", 1, AHEAD + 980),
+        WaitingClass("m", 100, "batch", MAX_SHOWN_REQUESTS + 10, AHEAD + 890),
+    )
+    assert merge([oldest([ask()], TABLE, AHEAD)]).waiting == ()

@@ -205,6 +205,34 @@ def test_each_worker_has_its_share_of_a_replica_and_room_left_by_others() -> Non
     assert count_requests() == 4
 
 
+def test_a_batch_leaves_places_free_that_other_workers_keep_for_chats() -> None:
+    routes = SharedRoutes(begin(), SharedMemory())
+    replica = ROUTE.replicas[0]
+
+    def count_batch() -> int:
+        while routes.pick(ROUTE, Call("chat", "m", priority=100)) is not None:
+            routes.start_request(replica, priority=100)
+        return routes.in_flight(replica.id)
+
+    routes.set_other_loads({}, {replica.id: 2})
+    assert count_batch() == 3
+    routes.set_other_loads({})
+    assert count_batch() == 5
+    assert routes.pick(ROUTE, Call("chat", "m")) is replica
+
+
+def test_a_worker_reports_the_places_that_it_keeps_for_chats() -> None:
+    routes = SharedRoutes(begin(), SharedMemory())
+    replica = ROUTE.replicas[0]
+    routes.pick(ROUTE, Call("chat", "m", priority=100))
+    for _ in range(4):
+        routes.start_request(replica)
+    assert routes.kept_places() == {}
+    for _ in range(3):
+        routes.finish_request(replica)
+    assert routes.kept_places() == {replica.id: 3}
+
+
 def test_the_places_of_a_queue_are_divided_among_the_workers() -> None:
     for queue, workers, share in ((None, 2, 64), (None, 3, 43), (10, 4, 3), (1, 2, 1), (0, 2, 0)):
         routes = SharedRoutes(begin(workers, queue_per_model=queue), SharedMemory())

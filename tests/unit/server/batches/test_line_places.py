@@ -10,8 +10,8 @@ import pytest
 
 from gateway.keys import PRIORITIES, SCOPES
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
+from gateway.proxy.routing.class_places import capacity_for
 from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
-from gateway.proxy.routing.queue import capacity_for
 from gateway.server.batches.line_places import (
     MAX_BYTES,
     LinePlace,

@@ -15,6 +15,7 @@ export function requestsCard(live, modelName = null) {
   const emptyNote = h("p", { class: "muted" }, "Nobody is waiting for an answer.");
   const list = h("ul", { class: "requests", tabindex: "0", "aria-label": "Requests in flight" });
   const more = h("p", { class: "muted small" });
+  const classes = h("p", { class: "muted small" });
   const element = h(
     "section",
     { class: "card", "aria-labelledby": "requests-title", hidden: true },
@@ -22,6 +23,7 @@ export function requestsCard(live, modelName = null) {
     emptyNote,
     list,
     more,
+    classes,
   );
   return {
     element,
@@ -42,6 +44,7 @@ export function requestsCard(live, modelName = null) {
               ` ${number(requests.more)} more are in flight.`
           : "",
       );
+      text(classes, waitingNote(requests.waiting, modelName, live.now()));
       syncChildren(
         list,
         rows,
@@ -50,6 +53,18 @@ export function requestsCard(live, modelName = null) {
       );
     },
   };
+}
+
+/** The waiting requests by class: "Waiting: 190 of batch to a, the oldest for 40 s." */
+function waitingNote(waitingRows, modelName, now) {
+  const rows = waitingRows.filter((row) => modelName === null || row.model === modelName);
+  const parts = rows.map(
+    (row) =>
+      `${number(row.requests)} of ${row.priority_class}` +
+      `${modelName === null ? ` to ${row.model}` : ""}` +
+      `, the oldest for ${duration(now - row.oldest_at)}`,
+  );
+  return parts.length ? `Waiting: ${parts.join("; ")}.` : "";
 }
 
 function requestRow(live) {
