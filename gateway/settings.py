@@ -26,6 +26,7 @@ from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import ENDLESS_DURATION
 from gateway.domain.value import Duration
 from gateway.errors import BadFlag, SettingsError, hide_typed_password, near_name
+from gateway.keys import Scope
 from gateway.secret import Secret, shown_address
 
 # Variables that are not settings: the settings file, and the command line's gateway.
@@ -34,7 +35,24 @@ _NO_SETTINGS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
 _ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
 # The header `Origin` of browsers (RFC 6454, section 6.2). Apps have other schemes.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#@]+", re.IGNORECASE)
-
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+# Headers with another meaning to the gateway or to HTTP.
+_OWN_HEADERS = frozenset(
+    [
+        "authorization",
+        "host",
+        "origin",
+        "cookie",
+        "x-api-key",
+        "content-type",
+        "content-length",
+        "transfer-encoding",
+        "via",
+        "x-request-id",
+        "sec-fetch-site",
+        "user-agent",
+    ]
+)
 _MEDIA_HOST = re.compile(r"[A-Za-z0-9._*][A-Za-z0-9._*-]*|[0-9A-Fa-f:.]+")
 
 
@@ -144,6 +162,64 @@ class Settings(BaseModel):
             "origins of web pages that may call, separated by commas: `https://app.example`; `*`:"
             " all, except for an admin API without a key; never with credentials"
         ),
+    )
+    roles: dict[Scope, tuple[str, ...]] = Field(
+        {},
+        description=(
+            "scopes of people that a proxy or OIDC names: SCOPE=NAME,group:NAME,* separated by"
+            " spaces, quoted as in a shell; in FITSERVE_CONFIG a mapping to lists"
+        ),
+    )
+    proxy_user_header: str = Field(
+        "",
+        description=(
+            "header in which a trusted proxy names its user: `Remote-User`, `X-Forwarded-Email`,"
+            " `Tailscale-User-Login`; only from proxy_addresses"
+        ),
+    )
+    proxy_groups_header: str = Field(
+        "",
+        description=(
+            "header in which the proxy names the groups of its user, with commas: `Remote-Groups`"
+        ),
+    )
+    proxy_addresses: str = Field(
+        "",
+        description=(
+            "addresses and networks of the trusted proxy, separated by commas; every program there"
+            " may act for every user"
+        ),
+    )
+    oidc_issuer: str = Field(
+        "",
+        description=(
+            "issuer of OpenID Connect for the page and for bearer tokens of the admin API; needs"
+            " `fitserve[oidc]`"
+        ),
+    )
+    oidc_client_id: str = Field("", description="id of this gateway at the issuer")
+    oidc_client_secret: Secret | None = Field(
+        None, description="secret of this gateway at the issuer; none for a public client"
+    )
+    oidc_url: str = Field(
+        "",
+        description=(
+            "address of this gateway for browsers, such as https://models.example.org; the issuer"
+            " leads back to OIDC_URL/auth/callback"
+        ),
+    )
+    oidc_audience: str = Field(
+        "", description="audience of bearer tokens of the admin API; default: oidc_client_id"
+    )
+    oidc_user_claim: str = Field(
+        "email", description="claim that names the user; `email` has to be verified by the issuer"
+    )
+    oidc_groups_claim: str = Field("groups", description="claim that lists the user's groups")
+    oidc_scopes: str = Field(
+        "openid email profile", description="scopes that are asked of the issuer"
+    )
+    oidc_session_s: float = Field(
+        28800, ge=60, le=30 * 86400, description="longest time until a person signs in once more"
     )
     media_hosts: str = Field(
         "public",
@@ -390,6 +466,45 @@ class Settings(BaseModel):
                 )
         return text
 
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _parse_roles(cls, roles: Any) -> Any:
+        """The members of each scope."""
+        if not isinstance(roles, str):
+            return roles
+        pairs = [word.partition("=") for word in shlex.split(roles)]
+        if any(not separator for _, separator, _ in pairs):
+            raise ValueError("give SCOPE=NAME,NAME, separated by spaces")
+        members: dict[str, tuple[str, ...]] = {}
+        for scope, _, names in pairs:
+            members[scope] = (*members.get(scope, ()), *_split_at_commas(names))
+        return members
+
+    @field_validator("proxy_user_header", "proxy_groups_header")
+    @classmethod
+    def _check_header(cls, name: str) -> str:
+        if name and (not _HEADER.fullmatch(name) or name.lower() in _OWN_HEADERS):
+            raise ValueError(f"{name[:100]!r} cannot be the header of an identity")
+        return name
+
+    @field_validator("oidc_issuer", "oidc_url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        """Raise ValueError without the URL, which may hold a password."""
+        if url and (not url.startswith(("https://", "http://")) or "@" in url):
+            raise ValueError(
+                "it is not an address such as https://login.example.org without a user"
+            )
+        return url
+
+    @field_validator("proxy_addresses")
+    @classmethod
+    def _check_networks(cls, text: str) -> str:
+        for part in _split_at_commas(text):
+            if ipaddress.ip_network(part, strict=False).prefixlen == 0:
+                raise ValueError(f"{part} is every address, so each client could name any user")
+        return text
+
     @field_validator("media_hosts")
     @classmethod
     def _check_media_hosts(cls, text: str) -> str:
@@ -502,6 +617,10 @@ class Settings(BaseModel):
     @property
     def web_origins(self) -> tuple[str, ...]:
         return tuple(sorted({origin.lower() for origin in _split_at_commas(self.origins)}))
+
+    @property
+    def proxy_networks(self) -> tuple[str, ...]:
+        return _split_at_commas(self.proxy_addresses)
 
     @property
     def hosts_of_media(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from gateway.errors import (
     short_reason,
 )
 from gateway.secret import Secret, shown_address
+from gateway.version import __version__
 
 if TYPE_CHECKING:
     import ssl
@@ -204,7 +205,9 @@ def _http_client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
             ) from None
         verify.check_hostname = False
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    headers = {b"authorization": b"Bearer " + key.reveal_bytes()} if key is not None else {}
+    headers = {b"user-agent": f"fitserve/{__version__}".encode()}
+    if key is not None:
+        headers[b"authorization"] = b"Bearer " + key.reveal_bytes()
     try:
         return httpx.Client(
             base_url=url,

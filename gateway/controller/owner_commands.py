@@ -16,6 +16,7 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.wish_changes import WishChanges
 from gateway.domain import Wish
+from gateway.domain.wish import WishOrigin
 from gateway.errors import BadRequest, Conflict
 from gateway.store.store import Store
 
@@ -55,10 +56,13 @@ class OwnerCommands:
             return model
         return None
 
-    async def add(self, wish: Wish, key: str = "") -> ManagedModel:
+    async def add(
+        self, wish: Wish, key: str = "", origin: WishOrigin | None = None
+    ) -> ManagedModel:
         """Record a new model durably, then start working on it. Raises Conflict, StoreError.
 
         key: the idempotency key of the request. A model that the same key added is returned.
+        origin: the author of the wish; None: unknown.
         """
         self._store.changeable()
         async with self._wishing:
@@ -66,7 +70,7 @@ class OwnerCommands:
                 return added
             self._fleet.check_names(wish)
             now = time.time()
-            await asyncio.to_thread(self._store.add_model, wish, now)
+            await asyncio.to_thread(self._store.add_model, wish, now, origin)
             model = self._fleet.add_model(ManagedModel(wish, now, idempotency_key=key))
         self._on_admission()
         self._wake()
@@ -80,13 +84,21 @@ class OwnerCommands:
         self._wake()
 
     async def change(
-        self, model: ManagedModel, old_wish: Wish, wish: Wish, *, restarts: bool
+        self,
+        model: ManagedModel,
+        old_wish: Wish,
+        wish: Wish,
+        *,
+        restarts: bool,
+        origin: WishOrigin | None = None,
     ) -> ManagedModel:
         """Record another wish for a model durably, then change its engines.
 
         `old_wish` is the wish that the new one was made from. An equal wish is refused too while a
         change to another one is under way. `restarts`: other engines may be needed. Raises
         NotFound, Conflict, StoreError.
+
+        origin: the author of the wish, for its history; None: unknown.
         """
         name = model.wish.name
         async with self._wishing:
@@ -110,13 +122,14 @@ class OwnerCommands:
                 return model
             self._store.changeable()
             self._fleet.check_names(wish)
+            origin = origin or WishOrigin(at=time.time())
             if not restarts:
-                await self._wishes.enforce(model, wish, model.generation)
+                await self._wishes.enforce(model, wish, model.generation, origin)
             elif not model.serving:
                 # Nothing serves, so there is no state to go back to.
-                await self._wishes.enforce(model, wish, model.newest_generation + 1)
+                await self._wishes.enforce(model, wish, model.newest_generation + 1, origin)
             else:
-                await self._wishes.start(model, wish)
+                await self._wishes.start(model, wish, origin)
             if restarts:
                 model.inquiry_problems.clear()
                 model.answers = {}

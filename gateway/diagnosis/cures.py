@@ -427,7 +427,7 @@ class Cures:
         engine: str | None,
         version: str,
         failure: str,
-        shape: Shape,
+        shape: ExceptionShape,
         *,
         architecture: str = "",
     ) -> dict[str, Scalar]:
@@ -443,14 +443,14 @@ class Cures:
         known_versions = self._versions_with(kind, architecture) or ()
         return code_versions(self.rows.history(kind), f"{kind}=={version}", shape, known_versions)
 
-    def check(self, engine: str | None, version: str, shape: Shape) -> CheckMatch | None:
+    def check(self, engine: str | None, version: str, shape: ExceptionShape) -> CheckMatch | None:
         """The place in an engine's source that raised a failure; of an unknown engine any."""
         kinds = [(engine or "").partition("-")[0]] if engine else ENGINES
         checks = (self.rows.checks(kind).check(shape, version) for kind in kinds if kind in ENGINES)
         return next(filter(None, checks), None)
 
     def check_steps(
-        self, engine: str | None, version: str, shape: Shape, options: StartOptions
+        self, engine: str | None, version: str, shape: ExceptionShape, options: StartOptions
     ) -> tuple[str, ...]:
         """The changes that let the engine's own check pass which raised a failure."""
         settings = self.version_settings(engine, version)

@@ -203,7 +203,7 @@ class LogVerdict:
                 # The row of a structure says more of the same kind.
                 return None
             row = self._signatures.check_row(kind, check.site)
-            return replace(candidate, row=row, culprit=structure.culprit(candidate.shape))
+            return replace(candidate, row=row, culprit=structure.culprit_values(candidate.shape))
         if likely is not None or (cause is not None and cause.row is not None):
             return None
         return self._find_context(candidates)
@@ -213,7 +213,9 @@ class LogVerdict:
         for candidate in candidates:
             if kind := context_kind(candidate.shape):
                 row = self._signatures.context_row(kind)
-                return replace(candidate, row=row, culprit=structure.culprit(candidate.shape))
+                return replace(
+                    candidate, row=row, culprit=structure.culprit_values(candidate.shape)
+                )
         return None
 
     @property

@@ -301,3 +301,31 @@ class Change(Value):
     generation: int
     at: float = Field(description="when it was asked for, in Unix seconds")
     refusal_text: str = Field("", alias="refused")
+
+
+Way = Literal["API", "command line", "page", "models file", "tuning", "unknown"]
+
+
+class WishOrigin(Value):
+    """The author of a wish.
+
+    key: name of the caller's key; empty: none.
+    restored: number of the former wish that a rollback restored.
+    """
+
+    at: float = Field(description="time in Unix seconds")
+    key: str = ""
+    way: Way = "unknown"
+    restored: int | None = None
+
+
+class WishVersion(Value):
+    """One wish of a model's history.
+
+    refused: why it was given up; empty: it was in force.
+    """
+
+    number: int
+    origin: WishOrigin
+    wish: Wish
+    refused: str = ""

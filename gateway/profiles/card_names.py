@@ -144,7 +144,7 @@ def _labels(cards: Iterator[Card] | Sequence[Card]) -> str:
 
 
 def _label(card: Card) -> str:
-    return card.name if card.unified else f"{card.name} ({_gigabytes(card)} GB)"
+    return card.name if card.has_unified_memory else f"{card.name} ({_gigabytes(card)} GB)"
 
 
 def _gigabytes(card: Card) -> int:

@@ -77,6 +77,7 @@ from gateway.server.admin import (
     tune_routes,
     usage_routes,
 )
+from gateway.server.admin.changes import history_routes
 from gateway.server.batches import batch_routes, file_routes
 from gateway.server.batches.batches import Batches
 from gateway.server.budget_watch import BudgetWatch
@@ -84,6 +85,8 @@ from gateway.server.error_answers import answer_errors
 from gateway.server.gateway_app import GatewayApp
 from gateway.server.gateway_parts import Gateway, ServingParts
 from gateway.server.host_choice import choose_host
+from gateway.server.identity import login_routes
+from gateway.server.identity.identities import build_identities, person_scopes
 from gateway.server.lifetime import Lifetime
 from gateway.server.metrics import gauges
 from gateway.server.metrics.engine_series import EngineSeries
@@ -121,10 +124,12 @@ _ROUTERS = (
     folder_routes.router,
     search_routes.router,
     usage_routes.router,
+    history_routes.router,
     model_routes.router,
     live_stream.router,
     files.router,
     health_routes.router,
+    login_routes.router,
     file_routes.router,
     batch_routes.router,
 )
@@ -202,6 +207,7 @@ def build_front(
         settings.api_key,
         failed_logins=FailedLogins(memory=shared_parts[0] if shared_parts is not None else None),
         origins=Origins(frozenset(settings.web_origins)),
+        person_scopes=person_scopes(settings),
     )
     limits = Limits(
         body_bytes=settings.body_limit_bytes,
@@ -238,6 +244,7 @@ def build_front(
         workers=workers,
         ledger=ledger,
         prices=prices,
+        identities=build_identities(settings, keys),
     )
 
 
@@ -362,6 +369,13 @@ async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> K
     def stored_usage(first: int, last: int) -> Iterable[UsageRow]:
         return store.usage.sums(first, last, ("day", "key", "model"), None, None)
 
+    def apply_sessions() -> None:
+        if front.workers is not None:
+            front.workers.publish_keys()
+        app.answers.close_revoked_answers()
+
+    if front.identities is not None:
+        front.identities.on_change = apply_sessions
     call = asyncio.get_running_loop().call_soon_threadsafe
     keyring = Keyring(
         store,
@@ -463,7 +477,9 @@ async def _start_events(
     return events, observer
 
 
-def _build_live(front: ServingParts, loop: Loop, host: Host, networks: NetworkWatch | None) -> LiveStream:
+def _build_live(
+    front: ServingParts, loop: Loop, host: Host, networks: NetworkWatch | None
+) -> LiveStream:
     return LiveStream(
         loop=loop,
         routes=front.routes,

@@ -83,6 +83,7 @@ class GatewayApp:
         """Called after each change of the valid keys."""
         self.on_stop: tuple[Callable[[], object], ...] = ()  # end endless streams
         self._keys = front.keys
+        self._identities = front.identities
         self._access_log = front.settings.access_log
         self._rate = AnswerRate()
 
@@ -144,7 +145,7 @@ class GatewayApp:
                     retry_after_s=1,
                 )
             if need != "open":
-                key = self._keys.admit(scope["headers"], need, address)
+                key = await self._caller(scope, need, address)
                 scope["key"] = key.name
                 scope["caller"] = key
                 is_admin = "admin" in key.scopes
@@ -170,6 +171,15 @@ class GatewayApp:
             if permit is not None:
                 permit.finish(TokenCount(), time.monotonic())
 
+    async def _caller(self, scope: Scope, need: KeyScope, address: str) -> Key:
+        """The caller of a request, by identity or key. Raises Forbidden, and the errors of
+        `Keys.admit` and `Identities.caller`."""
+        if self._identities is not None:
+            key = await self._identities.caller(scope["headers"], need, address)
+            if key is not None:
+                return key
+        return self._keys.admit(scope["headers"], need, address)
+
     def _open_answer(
         self, key: Key, need: KeyScope, scope: Scope, receive: Receive, send: Send
     ) -> OpenAnswer | None:
@@ -177,4 +187,7 @@ class GatewayApp:
         if its key is removed."""
         if scope["method"] != "GET":
             return None
+        if self._identities is not None and key.digest not in self._keys.table.keys:
+            # A person, whom each request names and no table.
+            return OpenAnswer(lambda: not key.has_ended(), receive, send)
         return OpenAnswer(lambda: self._keys.allows(key, need), receive, send)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gateway.server.batches.batches import Batches
     from gateway.server.budget_watch import BudgetWatch
     from gateway.server.gateway_app import GatewayApp
+    from gateway.server.identity.identities import Identities
     from gateway.server.metrics.engine_series import EngineSeries
     from gateway.server.metrics.gauges import StartCounter
     from gateway.server.metrics.usage_keeper import UsageKeeper
@@ -48,8 +49,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """The parts that exist before the event loop runs. `workers`: None in a gateway of one
-    process."""
+    """The parts that exist before the event loop runs.
+
+    workers: None in a gateway of one process.
+    identities: None without a proxy or provider that names people.
+    """
 
     settings: Settings
     profiles: Profiles
@@ -61,6 +65,7 @@ class ServingParts:
     workers: Workers | None
     ledger: Ledger
     prices: Prices
+    identities: Identities | None = None
 
     def routed_models(self) -> set[str]:
         """The names of models with a replica that takes requests."""

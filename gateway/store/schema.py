@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 17
+VERSION = 18
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -132,6 +132,27 @@ _CONTEXTS = ";".join(
     for column, at in (("wish", "$"), ("change", "$.wish"))
 )
 
+# Wishes in force and refused ones (store/wish_table.py). origin: author and time.
+_WISHES = """
+CREATE TABLE IF NOT EXISTS wishes (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, number INTEGER NOT NULL,
+    origin TEXT NOT NULL, wish TEXT NOT NULL, refused TEXT NOT NULL DEFAULT '', seal INTEGER
+) STRICT;
+CREATE INDEX IF NOT EXISTS wishes_of ON wishes (model, number)
+"""
+
+# The author of a wish from before the history is unknown, and its time is that of the model.
+_FIRST_WISHES = """
+INSERT INTO wishes (model, number, origin, wish)
+SELECT name, 1, json_object('at', created_at, 'key', '', 'way', 'unknown'), wish FROM models
+WHERE name NOT IN (SELECT model FROM wishes);
+INSERT INTO wishes (model, number, origin, wish, refused)
+SELECT name, 2,
+    json_object('at', json_extract(change, '$.at'), 'key', '', 'way', 'unknown'),
+    json_extract(change, '$.wish'), json_extract(change, '$.refused')
+FROM models WHERE change IS NOT NULL AND (SELECT max(number) FROM wishes WHERE model=name)=1
+"""
+
 # The upgrade of each older version to the next.
 UPGRADES = {
     1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0",
@@ -150,6 +171,7 @@ UPGRADES = {
     14: _STARTS,
     15: _ESTIMATES,
     16: _CONTEXTS,
+    17: f"{_WISHES};{_FIRST_WISHES}",
 }
 
 # The statements after the schema for a new database.
@@ -165,4 +187,5 @@ ADDITIONS = (
     _PHASES,
     _STARTS,
     _ESTIMATES,
+    _WISHES,
 )

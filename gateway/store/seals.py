@@ -14,6 +14,7 @@ SEALED_COLUMNS = {
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
     "benches": "id, model, at, bench",
+    "wishes": "id, model, number, origin, wish, refused",
 }
 
 Sums = list[tuple[int, float]]

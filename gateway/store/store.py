@@ -19,12 +19,20 @@ from gateway.disk_fault import disk_fault
 from gateway.domain import Abilities, Attempt, Bench, Change, Fact, Failure, Plan, SleepState, Wish
 from gateway.domain.grant import Allowance, Grant
 from gateway.domain.running import MAX_ENDED_ATTEMPTS
+from gateway.domain.wish import WishOrigin
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.logging import Logger
 from gateway.store.database import Database
 from gateway.store.event_table import EventTable
 from gateway.store.start_table import StartTable
 from gateway.store.usage_table import UsageTable
+from gateway.store.wish_table import (
+    WishTable,
+    add_version,
+    complete_version,
+    refuse_version,
+    remove_versions,
+)
 
 log = Logger("fitserve.store")
 
@@ -56,6 +64,7 @@ class Store:
         self.events = EventTable(self._database)
         self.usage = UsageTable(self._database)
         self.starts = StartTable(self._database)
+        self.wishes = WishTable(self._database)
 
     @property
     def failing(self) -> str | None:
@@ -113,8 +122,13 @@ class Store:
             row[0]: (row[1], Change.model_validate_json(row[2]) if row[2] else None) for row in rows
         }
 
-    def save_change(self, wish: Wish, generation: int, change: Change | None) -> None:
-        """Save the wish in force of a model, and its change. Raises NotFound during a removal."""
+    def save_change(
+        self, wish: Wish, generation: int, change: Change | None, origin: WishOrigin | None = None
+    ) -> None:
+        """Save the wish in force of a model, and its change. Raises NotFound during a removal.
+
+        origin: the author of a new wish, which is then added to the history.
+        """
         texts = wish.model_dump_json(), generation, change.model_dump_json() if change else None
         with self._database.change() as db:
             query = "UPDATE models SET wish=?, generation=?, change=? WHERE name=? AND deleting=0"
@@ -122,6 +136,10 @@ class Store:
                 raise NotFound(
                     f"There is no model {wish.name}.", hint="`fitserve ps` lists the models."
                 )
+            if origin is not None:
+                add_version(db, change.wish if change is not None else wish, origin)
+            if change is not None and change.refusal_text:
+                refuse_version(db, wish.name, change.refusal_text)
 
     def residences(self) -> dict[str, tuple[bool, float]]:
         """(stopped by its owner, last used) of every model."""
@@ -147,7 +165,7 @@ class Store:
                 [(time, name) for name, time in times.items()],
             )
 
-    def add_model(self, wish: Wish, now_s: float) -> None:
+    def add_model(self, wish: Wish, now_s: float, origin: WishOrigin | None = None) -> None:
         """Add a model. Raises Conflict when the name is taken."""
         with self._database.change() as db:
             row = db.execute("SELECT deleting FROM models WHERE name=?", (wish.name,)).fetchone()
@@ -157,11 +175,13 @@ class Store:
                 "INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)",
                 (wish.name, wish.model_dump_json(), now_s),
             )
+            add_version(db, wish, origin or WishOrigin(at=now_s))
 
     def save_wish(self, wish: Wish) -> None:
         """Replace the wish of a model."""
         with self._database.change() as db:
             db.execute("UPDATE models SET wish=? WHERE name=?", (wish.model_dump_json(), wish.name))
+            complete_version(db, wish)
 
     def mark_deleting(self, name: str) -> None:
         """Mark a model for removal; the loop removes it after its engines. Raises NotFound."""
@@ -193,11 +213,13 @@ class Store:
             attempt.port,
         )
         with self._database.change() as db:
-            db.execute(
+            added = db.execute(
                 "INSERT OR IGNORE INTO models (name, wish, created_at, generation) VALUES (?, ?,"
                 " ?, ?)",
                 (wish.name, wish.model_dump_json(), created_at, max(0, attempt.generation)),
             )
+            if added.rowcount:
+                add_version(db, wish, WishOrigin(at=created_at))
             db.execute(
                 "INSERT OR IGNORE INTO attempts (id, model, replica, state, plan, fingerprint,"
                 " port, started_at, generation) VALUES (?, ?, ?, 'starting', ?, ?, ?, ?, ?)",
@@ -212,6 +234,7 @@ class Store:
         """
         with self._database.change() as db:
             db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))
+            remove_versions(db, name)
             if (
                 db.execute(
                     "SELECT 1 FROM attempts WHERE model=? AND ready_at IS NOT NULL", (name,)

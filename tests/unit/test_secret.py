@@ -51,6 +51,8 @@ REVEALS = {
     "gateway/cli/client.py": 1,  # the header of a command's requests
     "gateway/cli/doctor/readings.py": 2,  # address and header of a question to the Hub
     "gateway/controller/events/webhook.py": 3,  # scheme and host, the name of a cursor, the request
+    "gateway/server/identity/login_routes.py": 2,  # a cookie, and the key of a page
+    "gateway/server/identity/oidc_provider.py": 7,  # the questions to the provider
     "gateway/secret.py": 5,  # equality, and the encoders below
     "gateway/hosts/docker/container.py": 2,  # variable and label of a container
     "gateway/hosts/process/host.py": 2,  # variable or file of an engine
@@ -248,6 +250,11 @@ _NO_ADDRESSES = {
     "allowed_images": "patterns of names of images, which have no user",
     "gpus": "indices and UUIDs",
     "failpoint": "a name of the code",
+    "oidc_client_id": "a public name of the gateway",
+    "oidc_audience": "a public name of the gateway",
+    "oidc_user_claim": "a name of a claim",
+    "oidc_groups_claim": "a name of a claim",
+    "oidc_scopes": "names of scopes",
     **dict.fromkeys(
         (
             "tls_cert",

@@ -128,7 +128,7 @@ def set_model(
         _reset_option(patch, option)
     if not patch:
         usage_error("there is nothing to change; `fitserve set --help` lists the options.")
-    _send_change(name, patch, change, as_json=as_json)
+    send_change(name, ("PATCH", ""), patch, change, as_json=as_json)
 
 
 @expand_options
@@ -150,7 +150,7 @@ def update(
         else _engine_patch(name, engine, asks_user=asks_user, as_json=as_json)
     )
     if patch is not None:
-        _send_change(name, patch, change, as_json=as_json)
+        send_change(name, ("PATCH", ""), patch, change, as_json=as_json)
 
 
 def _engine_patch(name: str, engine: str, *, asks_user: bool, as_json: bool) -> dict[str, Any]:
@@ -215,11 +215,21 @@ def _reset_option(patch: dict[str, Any], option: str) -> None:
         patch[field][key] = None
 
 
-def _send_change(
-    name: str, patch: dict[str, Any], options: ChangeOptions, *, as_json: bool
+def send_change(
+    name: str,
+    route: tuple[str, str],
+    body: dict[str, Any],
+    options: ChangeOptions,
+    *,
+    as_json: bool,
 ) -> None:
+    """Send a change of a model, print its effects, and wait for it where asked to.
+
+    route: method, and suffix of the model's path.
+    """
+    method, suffix = route
     query = "?dry_run=true" if options.dry_run else ""
-    answer = call("PATCH", model_path(name, query), patch)
+    answer = call(method, model_path(name, f"{suffix}{query}"), body)
     waits = options.wait and not options.dry_run
     if as_json and not options.wait:
         say(json.dumps(answer, indent=2))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Change, Wish
+from gateway.domain.wish import WishOrigin
 from gateway.logging import Logger
 from gateway.store.store import Store
 
@@ -22,10 +23,12 @@ class WishChanges:
         self._writing = asyncio.Lock()
         """Held while a wish is written. Otherwise database and memory could keep different ones."""
 
-    async def start(self, model: ManagedModel, wish: Wish) -> None:
+    async def start(self, model: ManagedModel, wish: Wish, origin: WishOrigin) -> None:
         """Begin the change to another wish. Raises NotFound, StoreError."""
         change = Change(wish=wish, generation=model.newest_generation + 1, at=time.time())
-        await asyncio.to_thread(self._store.save_change, model.wish, model.generation, change)
+        await asyncio.to_thread(
+            self._store.save_change, model.wish, model.generation, change, origin
+        )
         model.change = change
 
     async def refuse(self, model: ManagedModel, reason: str) -> None:
@@ -44,10 +47,15 @@ class WishChanges:
             await self.enforce(model, model.change.wish, model.change.generation)
             log.info("changed", model=model.wish.name)
 
-    async def enforce(self, model: ManagedModel, wish: Wish, generation: int) -> None:
-        """Put a wish in force durably. Raises NotFound, StoreError."""
+    async def enforce(
+        self, model: ManagedModel, wish: Wish, generation: int, origin: WishOrigin | None = None
+    ) -> None:
+        """Put a wish in force durably. Raises NotFound, StoreError.
+
+        origin: the author of a wish that is not in the history yet.
+        """
         async with self._writing:
-            await asyncio.to_thread(self._store.save_change, wish, generation, None)
+            await asyncio.to_thread(self._store.save_change, wish, generation, None, origin)
             model.wish, model.generation, model.change, model.rival = wish, generation, None, None
 
     async def store_commits(self, model: ManagedModel, commits: Mapping[str, str]) -> None:

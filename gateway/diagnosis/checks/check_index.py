@@ -16,7 +16,7 @@ from gateway.diagnosis.checks.check_site import HOLE, CheckBook, CheckCondition,
 from gateway.domain.release import release
 
 if TYPE_CHECKING:
-    from gateway.diagnosis.structure import Shape
+    from gateway.diagnosis.structure import ExceptionShape
 
 _FRAME = re.compile(r"(?:.*/|\A)(?P<path>(?:vllm|sglang)/.+\.py):(?P<name>.+)\Z")
 # A raise may stand in a function that the one with the check calls.
@@ -79,7 +79,7 @@ class CheckIndex:
                 places[rarest].append(at)
         return places
 
-    def check(self, shape: Shape, version: str) -> CheckMatch | None:
+    def check(self, shape: ExceptionShape, version: str) -> CheckMatch | None:
         """The place that raised a failure; None where no place has its function or message.
 
         version: the engine's version; "" where it is unknown.

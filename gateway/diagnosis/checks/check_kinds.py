@@ -9,7 +9,7 @@ from gateway.diagnosis.checks.check_site import CheckSite
 from gateway.diagnosis.clues.frames import OWN_FRAME
 
 if TYPE_CHECKING:
-    from gateway.diagnosis.structure import Shape
+    from gateway.diagnosis.structure import ExceptionShape
 
 _SIZES = re.compile(
     r"(?:tensor-parallel|pipeline-parallel|tp|pp|ep|moe-dp|attn-cp|decode-context-parallel"
@@ -120,7 +120,7 @@ def _kind_of_model(site: CheckSite) -> str:
     return "engine_bug" if site.exception in _FAULTS else ""
 
 
-def context_kind(shape: Shape) -> str:
+def context_kind(shape: ExceptionShape) -> str:
     """The kind that the deepest frame of the engine speaks for; empty without such a frame.
 
     An error of a library belongs to the part of the engine that called it.

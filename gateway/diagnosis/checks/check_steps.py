@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.diagnosis.checks.check_index import CheckMatch
     from gateway.diagnosis.clues.features import VersionSettings
     from gateway.diagnosis.options import StartOptions
-    from gateway.diagnosis.structure import Shape
+    from gateway.diagnosis.structure import ExceptionShape
 
 _MAX_CHANGES = 2
 _MAX_VALUES = 4
@@ -57,7 +57,7 @@ def check_steps(
 
 
 def source_steps(
-    shape: Shape, settings: VersionSettings | None, options: StartOptions
+    shape: ExceptionShape, settings: VersionSettings | None, options: StartOptions
 ) -> tuple[str, ...]:
     """The steps for a comparison with a setting that has no value, which the failing line reads."""
     if settings is None or shape.exception != "TypeError" or "NoneType" not in shape.message:

@@ -199,7 +199,7 @@ class NodeService(HostServer):
 
     async def _node_view(self) -> NodeView:
         instances, address = await self._host.list(), self._membership.address
-        interface = await asyncio.to_thread(network.interface_of, address)
+        interface = await asyncio.to_thread(network.find_interface, address)
         return NodeView(
             name=self._membership.name,
             version=__version__,

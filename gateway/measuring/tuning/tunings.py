@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.owner_commands import OwnerCommands
+from gateway.domain.wish import WishOrigin
 from gateway.errors import Conflict, NotFound
 from gateway.measuring.tuning.plan_search import PlanSearch, SearchTools
 from gateway.measuring.tuning.tuning_report import SearchOptions, TuningReport
@@ -55,8 +57,11 @@ class Tunings:
             await asyncio.wait({self._current_run[1]})
         return search.report
 
-    async def apply(self, name: str) -> TuningReport:
-        """Change the model to the best plan. Raises NotFound, Conflict, StoreError."""
+    async def apply(self, name: str, key: str = "") -> TuningReport:
+        """Change the model to the best plan. Raises NotFound, Conflict, StoreError.
+
+        key: name of the caller's key, for the history of wishes.
+        """
         search, model = self._search(name), self._fleet.model(name)
         report = search.report
         if report.wish is None or report.state == "running" or report.is_applied:
@@ -64,7 +69,10 @@ class Tunings:
                 f"There is no better plan of {name} to take.",
                 hint=f"`fitserve tune {name}` searches for one.",
             )
-        await self._owner_commands.change(model, search.wish, report.wish, restarts=True)
+        origin = WishOrigin(at=time.time(), key=key, way="tuning")
+        await self._owner_commands.change(
+            model, search.wish, report.wish, restarts=True, origin=origin
+        )
         search.record_application()
         return search.report
 

@@ -80,7 +80,9 @@ def _decide_over_nodes(
     rules: Mapping[str, EngineRules] | None,
 ) -> Decision:
     measured_networks = MeasuredNetworks(inputs.facts.select_kind("network_speed"))
-    networks = Networks(cluster, inputs.speed_knowledge.table if inputs.speed_knowledge else None, measured_networks)
+    networks = Networks(
+        cluster, inputs.speed_knowledge.table if inputs.speed_knowledge else None, measured_networks
+    )
     ports_in_use = {node.name: frozenset(node.ports) for node in nodes}
     plans: list[Plan] = []
     decisions: list[Decision] = []

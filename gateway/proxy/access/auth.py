@@ -38,6 +38,8 @@ _LOCAL_ORIGIN = re.compile(rb"https?://" + _LOOPBACK, re.IGNORECASE)
 _LONG_KEY_CHARACTERS = 32
 _NO_DIGEST = bytes(32)
 _DAY_S = 86_400
+# Keys of people's pages; each has an hour.
+_MAX_SESSIONS = 4096
 _ACCESS_HEADERS = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site"})
 # Values of the header Sec-Fetch-Site: a request by a program, by the address bar, or by our own
 # page. A browser sends it even where it sends no Origin, as for images and links.
@@ -142,7 +144,11 @@ class Keys:
         created_keys: Iterable[Key] = (),
         failed_logins: FailedLogins | None = None,
         origins: Origins | None = None,
+        *,
+        person_scopes: frozenset[Scope] | None = None,
     ) -> None:
+        """person_scopes: the scopes of people without a key, so that nothing is open to others;
+        None: there are no people."""
         fixed_keys: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
         fixed_keys = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed_keys = tuple(
@@ -152,7 +158,10 @@ class Keys:
         )
         self._failed_logins = failed_logins or FailedLogins()
         self._origins = origins or Origins()
+        self._person_scopes = person_scopes
         self._lock = threading.Lock()
+        self._sessions: dict[bytes, Key] = {}
+        """The keys of people's pages, by their digests."""
         self._principals: dict[bytes, bytes] = {}
         """The digests of keys by those of the tokens that stand for them."""
         self.swap(created_keys)
@@ -172,9 +181,37 @@ class Keys:
             self._apply(present_keys, is_closed=self.table.is_closed)
         return token
 
+    def open_session(self, name: str, scopes: frozenset[Scope], ends_at: float) -> Secret:
+        """A key of a person's page. The oldest are dropped beyond a number, and none is stored."""
+        token = new_key()
+        key = Key(name, hash_key(token), scopes, ends_at=ends_at)
+        with self._lock:
+            sessions = [key for key in self._sessions.values() if not key.has_ended()]
+            self._keep_sessions([*sessions, key][-_MAX_SESSIONS:])
+        return token
+
+    def close_sessions(self, name: str) -> None:
+        """End all page keys of a person."""
+        with self._lock:
+            self._keep_sessions(key for key in self._sessions.values() if key.name != name)
+
+    def _keep_sessions(self, sessions: Iterable[Key]) -> None:
+        """Make these the keys of people's pages, next to all other keys."""
+        former_sessions, self._sessions = self._sessions, {key.digest: key for key in sessions}
+        other_keys = [
+            key
+            for key in self.table.keys.values()
+            if not key.principal and key.digest not in former_sessions
+        ]
+        self._apply(other_keys, is_closed=self.table.is_closed)
+
+    def count_wrong_key(self, address: str) -> None:
+        """Count a wrong token. Raises RateLimited after too many."""
+        self._failed_logins.count_wrong_key(address)
+
     def _apply(self, keys: Iterable[Key], *, is_closed: bool) -> None:
         """Make these keys the valid keys, and the tokens of those that are among them."""
-        keys_by_digest = {key.digest: key for key in keys}
+        keys_by_digest = {key.digest: key for key in keys} | self._sessions
         if not is_closed:  # otherwise keys are absent that come back
             self._principals = {
                 digest: principal
@@ -193,8 +230,8 @@ class Keys:
             if (key := keys_by_digest.get(principal)) is not None
         }
         self.table = KeyTable(MappingProxyType(keys_by_digest | tokens), is_closed)
-        self._is_open = not self.table.keys and not is_closed
-        self._scopes = self.table.scopes
+        self._is_open = not self.table.keys and not is_closed and not self.has_identities
+        self._scopes = SCOPES if self.has_identities else self.table.scopes
 
     @property
     def fixed_names(self) -> frozenset[str]:
@@ -202,8 +239,15 @@ class Keys:
         return frozenset(key.name for key in self._fixed_keys)
 
     @property
+    def has_identities(self) -> bool:
+        """Whether people may come without a key."""
+        return self._person_scopes is not None
+
+    @property
     def fixed_scopes(self) -> frozenset[Scope]:
-        return frozenset(scope for key in self._fixed_keys for scope in key.scopes)
+        """The scopes of people and of the keys of the settings."""
+        scopes = frozenset(scope for key in self._fixed_keys for scope in key.scopes)
+        return scopes | (self._person_scopes or frozenset())
 
     def fixed_key(self, name: str) -> Key | None:
         """The key of the settings of that name."""

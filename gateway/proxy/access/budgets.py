@@ -38,6 +38,8 @@ UNITS = (1, 1, GPU_UNITS, MONEY_UNITS)
 PERIODS = ("day", "month")
 WARNING_HEADER = b"x-fitserve-budget-warning"
 _MONEY = MEASURES.index("money")
+# Units of the headers that OpenAI's clients read.
+_COMMON_UNITS = ("requests", "tokens")
 _DAY_S = 86_400
 # Parts of a unit of money in headers.
 _PARTS = 10**4
@@ -112,6 +114,19 @@ class KeyBudget:
     def is_warned(self, limit: BudgetLimit, usage: Usage) -> bool:
         """Whether the usage has reached the part of the limit that warns."""
         return 100 * limit.amount_in(usage) >= self.warn_percent * limit.amount
+
+
+class Quota(NamedTuple):
+    """A limit of requests or tokens, for headers.
+
+    unit: requests or tokens.
+    full_s: seconds until all of it is there.
+    """
+
+    unit: str
+    size: int
+    remaining: int
+    full_s: float
 
 
 class TokenCount(NamedTuple):
@@ -190,6 +205,19 @@ class Charge:
                 amounts = limit.number(limit.amount), limit.number(remaining)
                 name = f"{prefix}{limit.name}".encode()
                 yield name, *amounts, period_end(limit) - now
+
+    def quotas(self) -> Iterator[Quota]:
+        """The limits of requests and tokens that refuse a request once they are spent."""
+        today, now = Calendar.today(), time.time()
+        for budget in self.budgets:
+            if budget.is_soft:
+                continue
+            usage = self._teller.ledger.read(budget.row, today)
+            for limit in budget.limits:
+                unit = MEASURES[limit.measure]
+                if unit in _COMMON_UNITS:
+                    remaining = max(0, limit.amount - limit.amount_in(usage))
+                    yield Quota(unit, limit.amount, remaining, period_end(limit) - now)
 
     def warning(self) -> str:
         """The limits that are used up to the part that warns; "": none."""

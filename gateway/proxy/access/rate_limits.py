@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from gateway.errors import QuotaExhausted, RateLimited
 from gateway.proxy.access.auth import Key, KeyLimits
-from gateway.proxy.access.budgets import WARNING_HEADER, BudgetAdmission, Charge, TokenCount
+from gateway.proxy.access.budgets import WARNING_HEADER, BudgetAdmission, Charge, Quota, TokenCount
 from gateway.proxy.access.ledger import NO_AMOUNTS
 from gateway.proxy.api.endpoints import Shape
 
@@ -95,23 +95,36 @@ class KeyUsage:
         error = RateLimited(
             f"The key has used {reason}.", hint=f"Try again in {seconds} s.", retry_after_s=seconds
         )
-        error.headers = self.headers(shape, now)
+        error.headers = tight_headers(self.quotas(now), shape)
         return error
 
-    def headers(self, shape: Shape, now: float) -> Headers:
-        """Remaining quota in the headers of OpenAI or Anthropic."""
-        return tuple(
-            line
-            for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens"))
-            if bucket is not None
-            for line in _quota_headers(
-                shape,
-                unit,
-                b"%d" % bucket.size,
-                b"%d" % max(0, math.floor(bucket.level(now))),
-                bucket.wait_s(bucket.size, now),
-            )
+    def quotas(self, now: float) -> Iterator[Quota]:
+        """The limits of a minute."""
+        for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None:
+                remaining = max(0, math.floor(bucket.level(now)))
+                yield Quota(unit, bucket.size, remaining, bucket.wait_s(bucket.size, now))
+
+
+def tight_headers(quotas: Iterable[Quota], shape: Shape) -> Headers:
+    """The limit of each unit with the least remaining, in the headers that the clients of OpenAI or
+    Anthropic read."""
+    tight_quotas: dict[str, Quota] = {}
+    for quota in quotas:
+        tight_quota = tight_quotas.get(quota.unit)
+        if tight_quota is None or quota.remaining < tight_quota.remaining:
+            tight_quotas[quota.unit] = quota
+    return tuple(
+        line
+        for quota in tight_quotas.values()
+        for line in _quota_headers(
+            shape,
+            quota.unit.encode(),
+            b"%d" % quota.size,
+            b"%d" % quota.remaining,
+            quota.full_s,
         )
+    )
 
 
 def _quota_headers(
@@ -154,8 +167,10 @@ class Permit:
 
     def headers(self, now: float) -> Headers:
         """The remaining limits, for the head of the answer."""
-        headers = self.account.headers(self.shape, now)
-        return headers if self.charge is None else headers + budget_headers(self.charge, self.shape)
+        if self.charge is None:
+            return tight_headers(self.account.quotas(now), self.shape)
+        quotas = (*self.account.quotas(now), *self.charge.quotas())
+        return tight_headers(quotas, self.shape) + budget_headers(self.charge, self.shape)
 
     def lines(self, now: float) -> bytes:
         """Lines for the head of the answer."""
@@ -218,7 +233,8 @@ class RateLimiter:
             account.finish(0, now)
             if isinstance(error, QuotaExhausted):
                 charge = Charge(self.teller, key.limit.budgets, model, NO_AMOUNTS)
-                error.headers = budget_headers(charge, shape)
+                quotas = (*account.quotas(now), *charge.quotas())
+                error.headers = tight_headers(quotas, shape) + budget_headers(charge, shape)
             raise
         return Permit(account, shape, charge, context_tokens)
 

@@ -262,4 +262,6 @@ def _encodable_text(text: str) -> str:
 
 def build_key_message(keys: Keys, rows: LimitRows) -> KeyTableMessage:
     valid = tuple(keys.table.keys.values())
-    return KeyTableMessage(valid, keys.table.is_closed, rows.assign(valid))
+    # A worker without any key would be open to all, though people have to sign in.
+    is_closed = keys.table.is_closed or keys.has_identities
+    return KeyTableMessage(valid, is_closed, rows.assign(valid))

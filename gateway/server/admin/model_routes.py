@@ -7,34 +7,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
-from fastapi.routing import APIRoute
-from pydantic import ValidationError
 
-from gateway.controller.decisions.changes import (
-    diff_plans,
-    diff_wishes,
-    may_need_restart,
-    no_effect_reason,
-    starts_same_engine,
-)
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Decision, ExpectedStart, Hardware, Wish
 from gateway.domain.plan_request import PlanResult
-from gateway.domain.value import TextForm, first_problem
+from gateway.domain.value import TextForm
 from gateway.domain.wish import ModelName
-from gateway.errors import (
-    BadFlag,
-    BadModel,
-    BadRequest,
-    Conflict,
-    HostError,
-    NeedsRemoteCode,
-    NoPlan,
-    NotFound,
-    StoreError,
-)
+from gateway.errors import BadRequest, Conflict, NotFound, StoreError
+from gateway.proxy.access.scopes import SCOPES
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.admin import bench_routes, launch_routes, tune_routes
+from gateway.server.admin.changes.model_change import PLAN_ERRORS, change_wish
+from gateway.server.admin.changes.wish_origin import wish_origin
 from gateway.server.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.server.admin.kept_views import ViewCache
 from gateway.server.admin.model_views import ChangeAnswer, ModelList, ModelView, view
@@ -47,8 +30,6 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 
 # Views of models that are rendered before streams have their turn.
 _VIEWS_AT_ONCE = 8
-# Errors of planning a model.
-_PLAN_ERRORS = (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, HostError)
 
 
 class PlanBody(ModelRequest):
@@ -73,7 +54,7 @@ class PlanBody(ModelRequest):
     response_model=ModelView,
     responses={
         200: {"model": Decision, "description": "With `dry_run`"},
-        **errors(*_PLAN_ERRORS, Conflict, StoreError),
+        **errors(*PLAN_ERRORS, Conflict, StoreError),
     },
 )
 async def add_model(
@@ -104,7 +85,8 @@ async def add_model(
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
         result = await plan_preview.plan(wish)
         wish = wish.evolve(commits=dict(result.commits))
-    return await _view_response(request, await owner_commands.add(wish, idempotency_key), 202)
+    model = await owner_commands.add(wish, idempotency_key, wish_origin(request))
+    return await _view_response(request, model, 202)
 
 
 @router.get("/models", response_model=ModelList)
@@ -194,7 +176,7 @@ async def remove_model(
     response_model=ChangeAnswer,
     responses={
         200: {"model": ChangeAnswer, "description": "No engine is restarted"},
-        **errors(*_PLAN_ERRORS, Conflict, StoreError),
+        **errors(*PLAN_ERRORS, Conflict, StoreError),
     },
 )
 async def change_model(
@@ -203,68 +185,9 @@ async def change_model(
     """Change a model by a JSON merge patch (RFC 7396: null resets a field to its default). The
     answer describes the effects: 202 if engines will be changed, 200 if none is restarted. With
     `dry_run` nothing is done."""
-    loop = gateway_of(request).loop
-    model = loop.fleet.model(name)
-    old_wish = model.wish
-    wish = await loop.plan_preview.resolve(_patch(old_wish, body))
-    result = None
-    if may_need_restart(old_wish, wish) and wish.source is not None:
-        result = await loop.plan_preview.plan_change(model, wish)
-        _check_change(name, result, sets_commits="commits" in body, dry_run=dry_run)
-        wish = wish.evolve(commits=dict(result.commits))
-    answer = _change_answer(model, wish, result)
-    if not dry_run:
-        await loop.owner_commands.change(model, old_wish, wish, restarts=answer.restarts_engines)
-    text = answer.model_dump_json(exclude={"decision"}).encode()
-    decision = result.decision if dry_run and result is not None else b"null"
-    return _json_response(
-        b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision),
-        202 if answer.restarts_engines and not dry_run else 200,
-    )
-
-
-def _check_change(name: str, result: PlanResult, *, sets_commits: bool, dry_run: bool) -> None:
-    """Refuse a change whose commits the Hub did not confirm, or that leaves a model without a
-    plan. Raises BadModel, NoPlan."""
-    if result.unconfirmed_repos and sets_commits:
-        raise BadModel(
-            f"The Hub did not answer for {', '.join(result.unconfirmed_repos)};"
-            f" {name} is not changed.",
-            hint="Try again when the Hub is reachable.",
-        )
-    if result.plan is None and not result.questions and not dry_run:
-        raise NoPlan(
-            f"Nothing was changed: {result.reason.rstrip('.')}.",
-            hint=f"`fitserve plan` has details; {name} keeps running unchanged.",
-        )
-
-
-def _change_answer(model: ManagedModel, wish: Wish, result: PlanResult | None) -> ChangeAnswer:
-    """The effects of a new wish.
-
-    result: its plan; None for a change that concerns no engine.
-    """
-    running_plans = [attempt.plan for attempt in model.serving]
-    plan = result.plan if result is not None else None
-    changed_fields = diff_wishes(model.wish, wish)
-    answer = ChangeAnswer(
-        name=model.wish.name,
-        restarts_engines=result is not None
-        and (
-            not running_plans
-            or plan is None
-            or not all(starts_same_engine(plan, running_plan) for running_plan in running_plans)
-        ),
-        wish=changed_fields,
-        commits=wish.commits,
-        reason=result.reason if result is not None and plan is None else "",
-    )
-    if plan is None or not running_plans:
-        return answer
-    return answer.evolve(
-        plan=diff_plans(running_plans[0], plan),
-        no_effect=no_effect_reason(changed_fields, running_plans[0], plan),
-    )
+    gateway = gateway_of(request)
+    model = gateway.loop.fleet.model(name)
+    return await change_wish(gateway, model, body, wish_origin(request), dry_run=dry_run)
 
 
 @router.post(
@@ -321,7 +244,7 @@ async def start_model(request: Request, name: str) -> Any:
     )
 
 
-@router.post("/plan", response_model=Decision, responses=errors(*_PLAN_ERRORS))
+@router.post("/plan", response_model=Decision, responses=errors(*PLAN_ERRORS))
 async def make_plan(request: Request, body: PlanBody) -> Response:
     """The plan for a model on this machine or on a snapshot. Nothing is started."""
     gateway = gateway_of(request)
@@ -380,49 +303,10 @@ def _check_name(name: str) -> None:
     """Refuse a name that another route would match: /admin/models/a/logs are the logs of `a`.
     Raises BadRequest."""
     last = name.rpartition("/")[2]
-    routers = (bench_routes.router, launch_routes.router, tune_routes.router)
-    routes = (*router.routes, *(route for extra in routers for route in extra.routes))
-    if "/" in name and any(
-        route.path.endswith(f"}}/{last}") for route in routes if isinstance(route, APIRoute)
-    ):
+    if "/" in name and any(path.endswith(f"}}/{last}") for _, path in SCOPES):
         raise BadRequest(
             f"A name may not end in /{last}: /admin/models/{name} is a route of the model"
             f" {name.rpartition('/')[0]}.",
             hint="Choose another name.",
             param="name",
         )
-
-
-def _patch(wish: Wish, patch: dict[str, Any]) -> Wish:
-    """The wish after a JSON merge patch. Raises BadRequest."""
-    if patch.get("name", wish.name) != wish.name:
-        raise BadRequest(
-            "The name of a model cannot be changed.",
-            hint="Add the model under the other name, then remove this one.",
-            param="name",
-        )
-    fields = _merge(wish.model_dump(mode="json"), patch)
-    try:
-        changed_wish = ModelRequest.model_validate(fields).wish()
-    except ValidationError as error:
-        raise BadRequest(f"{first_problem(error)}.", hint="Nothing was changed.") from None
-    if bool(changed_wish.source) != bool(wish.source):
-        raise BadRequest(
-            "A model cannot become an endpoint, nor an endpoint a model.",
-            hint="Remove it, then add the other.",
-            param="source",
-        )
-    return changed_wish
-
-
-def _merge(old_value: Any, patch: Any) -> Any:
-    """`old_value` after the merge patch, by RFC 7396."""
-    if not isinstance(patch, dict):
-        return patch
-    merged_value = dict(old_value) if isinstance(old_value, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            merged_value.pop(name, None)
-        else:
-            merged_value[name] = _merge(merged_value.get(name), value)
-    return merged_value

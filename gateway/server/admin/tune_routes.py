@@ -9,6 +9,7 @@ from gateway.domain import Value
 from gateway.errors import BadModel, Conflict, HostError, NotFound, StoreError
 from gateway.measuring.tuning.tuning_report import SearchOptions, TuningReport
 from gateway.proxy.api.error_bodies import errors
+from gateway.server.admin.changes.wish_origin import wish_origin
 from gateway.server.gateway_parts import gateway_of
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
@@ -61,4 +62,5 @@ async def stop_tuning(request: Request, name: str) -> TuningReport:
 )
 async def apply_tuning(request: Request, name: str) -> TuningReport:
     """Change the model to the best plan of its last search, as a change by PATCH."""
-    return await gateway_of(request).tuning.tunings.apply(name)
+    key = wish_origin(request).key
+    return await gateway_of(request).tuning.tunings.apply(name, key)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import Wish
 from gateway.errors import BadRequest
-from gateway.server.admin.model_routes import _merge
+from gateway.server.admin.changes.model_change import _merge
 from gateway.wishes.steps import Step, patch, steps
 
 PINNED = {"x/y": "0" * 40}

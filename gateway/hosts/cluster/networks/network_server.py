@@ -66,7 +66,7 @@ class NetworkServer:
     async def _check_traffic(self) -> None:
         """Refuse a measurement that would slow others down, and come out too low. Raises
         HostError."""
-        interface = await asyncio.to_thread(network.interface_of, self._address)
+        interface = await asyncio.to_thread(network.find_interface, self._address)
         if interface is None:
             return
         first_count = await asyncio.to_thread(network.traffic_bytes, interface)

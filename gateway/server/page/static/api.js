@@ -1,6 +1,6 @@
 // Calls to the gateway that this page comes from. A key that is needed is asked for once, and kept
 // only in this tab.
-import { askKey } from "./parts/key_dialog.js";
+import { obtainKey } from "./parts/sign_in.js";
 
 const KEY_ITEM = "fitserve.key";
 // Seconds before a reading is repeated whose connection was lost.
@@ -97,7 +97,7 @@ async function request(method, path, body, { signal } = {}) {
     if (answer.status !== 401) throw error;
     // Another call may have asked meanwhile.
     if (sessionStorage.getItem(KEY_ITEM) === key)
-      useKey(await askKey(key === null ? "" : error.message));
+      useKey(await obtainKey(key === null ? "" : error.message));
   }
 }
 

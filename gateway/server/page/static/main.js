@@ -3,6 +3,7 @@ import { attribute, fill, h, syncChildren, text } from "./dom.js";
 import { plural } from "./format.js";
 import { Live } from "./live.js";
 import { adviceParts } from "./parts/advice.js";
+import { person, signOut, takePlace } from "./parts/sign_in.js";
 import { add } from "./views/add.js";
 import { chat } from "./views/chat.js";
 import { history } from "./views/history.js";
@@ -68,12 +69,30 @@ function show() {
     (problem) => problem,
     (problem) => ({ element: h("li", {}, adviceParts(problem)), update() {} }),
   );
+  showPerson();
   if (live.connected) view?.update?.(live.state);
+}
+
+function showPerson() {
+  const now = person();
+  syncChildren(
+    document.getElementById("person"),
+    now === null ? [] : [now],
+    ({ name }) => name,
+    ({ name, canSignOut }) => ({
+      element: canSignOut
+        ? h("button", { type: "button", class: "quiet", click: signOut }, `Sign out ${name}`)
+        : h("span", { class: "muted small" }, name),
+      update() {},
+    }),
+  );
 }
 
 fill(document.getElementById("nav"), ...PAGES.map(([word, to]) => h("a", { href: to }, word)));
 window.addEventListener("hashchange", route);
 live.addEventListener("change", show);
+const place = takePlace();
+if (place && !location.hash) window.history.replaceState(null, "", place);
 route();
 live.follow();
 // Times go on where nothing else changes.

@@ -81,6 +81,58 @@ async def test_a_spent_budget_refuses_with_the_time_of_the_next_day(tmp_path: Pa
         assert listing.status_code == 200
 
 
+COMMON = tuple(
+    f"x-ratelimit-{value}-{unit}"
+    for unit in ("requests", "tokens")
+    for value in ("limit", "remaining", "reset")
+)
+
+
+async def test_the_common_headers_are_those_of_the_tightest_limit(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        await server.client.put("/admin/key-groups/team", json={"tokens_per_day": 120})
+        limits: dict[str, Any] = {
+            "budget": {"requests_per_day": 3, "requests_per_month": 50, "tokens_per_day": 9000},
+            "requests_per_minute": 600,
+            "tokens_per_minute": 5000,
+            "group": "team",
+        }
+        key = await make(server, "app", **limits)
+        answer = await ask(server, key)
+        values = {name: answer.headers[name] for name in COMMON if "reset" not in name}
+        assert values == {
+            "x-ratelimit-limit-requests": "3",
+            "x-ratelimit-remaining-requests": "2",
+            "x-ratelimit-limit-tokens": "120",
+            "x-ratelimit-remaining-tokens": "106",  # 14 of its prompt
+        }
+        for unit, budget in (("requests", "requests-day"), ("tokens", "group-tokens-day")):
+            assert (
+                answer.headers[f"x-ratelimit-reset-{unit}"]
+                == answer.headers[f"x-ratelimit-reset-{budget}"]
+            )
+        assert len(answer.headers.get_list("x-ratelimit-limit-requests")) == 1
+        for _ in range(2):
+            assert (await ask(server, key)).status_code == 200
+        refusal = await ask(server, key)
+        assert refusal.status_code == 429
+        assert refusal.headers["x-ratelimit-remaining-requests"] == "0"
+        assert refusal.headers["x-ratelimit-limit-requests"] == "3"
+
+
+async def test_soft_budgets_and_keys_without_limits_have_no_common_headers(
+    tmp_path: Path,
+) -> None:
+    async with gateway(tmp_path) as (server, _):
+        soft = await make(server, "soft", budget={"requests_per_day": 1, "is_soft": True})
+        plain = await make(server, "plain")
+        gpu = await make(server, "gpu", budget={"gpu_seconds_per_day": 50})
+        for key in (soft, plain, gpu):
+            answer = await ask(server, key)
+            assert answer.status_code == 200
+            assert [name for name in COMMON if name in answer.headers] == []
+
+
 async def test_the_sdk_of_openai_does_not_retry_a_spent_budget(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (server, _):
         key = await make(server, "app", budget={"requests_per_day": 1})

@@ -8,7 +8,7 @@ from gateway.diagnosis.checks import check_index
 from gateway.diagnosis.checks.check_index import CheckIndex
 from gateway.diagnosis.checks.check_site import CheckBook, CheckCondition, CheckSite
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 from gateway.profiles.profiles import Profiles
 
 SIGNATURES = Profiles().signatures
@@ -26,8 +26,10 @@ INDEX = CheckIndex(lambda: BOOK)
 MESSAGE = "7 frobs cannot be split over 3 ranks of a table"
 
 
-def shape(exception: str, message: str, *frames: str, source: str = "") -> Shape:
-    return Shape(exception, message, tuple(f"{SITE}/{frame}" for frame in frames), "load", source)
+def shape(exception: str, message: str, *frames: str, source: str = "") -> ExceptionShape:
+    return ExceptionShape(
+        exception, message, tuple(f"{SITE}/{frame}" for frame in frames), "load", source
+    )
 
 
 def test_a_frame_and_the_message_name_the_place() -> None:
@@ -75,7 +77,7 @@ def test_the_failing_line_decides_between_places_without_a_message() -> None:
     ],
     ids=["text", "exception", "order", "few words", "line", "file"],
 )
-def test_another_failure_has_no_place(failing: Shape) -> None:
+def test_another_failure_has_no_place(failing: ExceptionShape) -> None:
     assert INDEX.check(failing, "1.1") is None
 
 
@@ -123,7 +125,7 @@ def test_a_book_is_read_only_when_a_failure_is_looked_up() -> None:
 def test_a_long_log_asks_for_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     searches: list[str] = []
 
-    def search(self: CheckIndex, failing: Shape, version: str) -> None:
+    def search(self: CheckIndex, failing: ExceptionShape, version: str) -> None:
         searches.append(failing.message)
 
     monkeypatch.setattr(CheckIndex, "check", search)

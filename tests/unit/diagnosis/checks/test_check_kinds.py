@@ -6,7 +6,7 @@ import pytest
 
 from gateway.diagnosis.checks.check_kinds import check_kind, context_kind
 from gateway.diagnosis.checks.check_site import CheckSite, parse_condition
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 
 SITE = "/opt/venv/lib/python3.12/site-packages"
 
@@ -73,4 +73,4 @@ def test_the_deepest_frame_of_the_engine_decides_for_a_library(
     exception: str, frames: tuple[str, ...], kind: str
 ) -> None:
     named = tuple(f"{SITE}/{frame}" for frame in frames)
-    assert context_kind(Shape(exception, "lost", named, "load")) == kind
+    assert context_kind(ExceptionShape(exception, "lost", named, "load")) == kind

@@ -11,7 +11,7 @@ from gateway.diagnosis.checks.check_site import CheckSite, parse_condition
 from gateway.diagnosis.checks.check_steps import check_steps, source_steps
 from gateway.diagnosis.clues.features import VersionSettings
 from gateway.diagnosis.options import StartOptions
-from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.structure import ExceptionShape
 
 FLAGS: dict[str, dict[str, Any]] = {
     "frob-size": {"type": "int"},
@@ -100,7 +100,7 @@ def test_a_setting_of_the_planner_and_the_layout_come_last(condition: str) -> No
 
 def test_a_setting_without_a_value_is_set() -> None:
     line = "if self.frob_size > 1 and self.table.row_count > 2:"
-    failing = Shape(
+    failing = ExceptionShape(
         "TypeError", "'>' not supported between instances of 'NoneType' and 'int'", (), "", line
     )
     assert source_steps(failing, SETTINGS, options(model="/m/frob")) == (

@@ -70,7 +70,7 @@ def test_the_first_steps_undo_the_check(name: str) -> None:
     assert any(case["step"] in step for step in failure.steps[:2])
     if kind := case.get("kind"):
         assert failure.kind == kind
-        assert failure.proves == "nothing"
+        assert failure.proven_subject == "nothing"
 
 
 def test_a_failure_of_words_that_no_check_has_keeps_its_diagnosis() -> None:

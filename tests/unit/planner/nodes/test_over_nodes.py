@@ -61,7 +61,7 @@ def decide_by_measurement(
     model: str, machines: Sequence[str], rates: Mapping[frozenset[int], float], **fields: Any
 ) -> tuple[Decision, PlanningInput]:
     """The decision with measured networks. rates: bytes/s by the positions of two nodes."""
-    cluster = cluster_of([PROFILES.hardware(name) for name in machines], Network())
+    cluster = build_cluster([PROFILES.hardware(name) for name in machines], Network())
     nodes = tuple(
         node.evolve(address=f"10.0.0.{number}") for number, node in enumerate(cluster.nodes)
     )
@@ -127,7 +127,7 @@ def test_an_engine_over_a_pair_without_a_measurement_has_stages() -> None:
 
 
 def test_a_stated_link_counts_more_than_that_of_all_nodes() -> None:
-    cluster = cluster_of([PROFILES.hardware("gb10")] * 2, SLOW)
+    cluster = build_cluster([PROFILES.hardware("gb10")] * 2, SLOW)
     link = NodeLink(a="node-2", b="node-1", **FAST.model_dump())
     inputs = inputs_of("glm-4.5-air", cluster.nodes[0].hardware)
     decision = decide_over_nodes(inputs, cluster.evolve(links=(link,)), ENGINES, RULES)

@@ -182,6 +182,9 @@ def test_headers_say_how_much_is_left(tmp_path: Path) -> None:
     desk.book.groups = {"team": Allowance(money_per_month=10)}
     permit = desk.admit(desk.key(group="team", tokens_per_day=1_000), asked_bytes=40)
     assert dict(permit.headers(0.0)) == {
+        b"x-ratelimit-limit-tokens": b"1000",
+        b"x-ratelimit-remaining-tokens": b"990",
+        b"x-ratelimit-reset-tokens": b"12h0m0s",
         b"x-ratelimit-limit-tokens-day": b"1000",
         b"x-ratelimit-remaining-tokens-day": b"990",
         b"x-ratelimit-reset-tokens-day": b"12h0m0s",

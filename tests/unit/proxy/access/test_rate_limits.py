@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.errors import RateLimited
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.access.budgets import TokenCount
-from gateway.proxy.access.rate_limits import Bucket, KeyUsage, RateLimiter, estimate
+from gateway.proxy.access.rate_limits import Bucket, KeyUsage, RateLimiter, estimate, tight_headers
 from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.meter import TokenUsage, answer_usage, streamed_usage
 
@@ -84,7 +84,7 @@ def test_the_rest_of_a_limit_is_told_in_the_shape_of_the_api() -> None:
     account.admit("openai", 0.0)
     assert account.tokens is not None
     account.tokens.draw(5, 0.0)
-    assert dict(account.headers("openai", 0.0)) == {
+    assert dict(tight_headers(account.quotas(0.0), "openai")) == {
         b"x-ratelimit-limit-requests": b"60",
         b"x-ratelimit-remaining-requests": b"59",
         b"x-ratelimit-reset-requests": b"1s",
@@ -94,14 +94,16 @@ def test_the_rest_of_a_limit_is_told_in_the_shape_of_the_api() -> None:
     }
     account.tokens.draw(1200, 0.0)
     before = time.time()
-    headers = dict(account.headers("anthropic", 0.0))
+    headers = dict(tight_headers(account.quotas(0.0), "anthropic"))
     after = time.time()
     assert headers[b"anthropic-ratelimit-tokens-remaining"] == b"0"
     reset = datetime.strptime(
         headers[b"anthropic-ratelimit-tokens-reset"].decode(), "%Y-%m-%dT%H:%M:%SZ"
     ).replace(tzinfo=UTC)
     assert before + 120.5 <= reset.timestamp() <= after + 121.5
-    assert dict(account.headers("openai", 0.0))[b"x-ratelimit-reset-tokens"] == b"2m1s"
+    assert (
+        dict(tight_headers(account.quotas(0.0), "openai"))[b"x-ratelimit-reset-tokens"] == b"2m1s"
+    )
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.booleans(), st.integers(1, 10**9))

@@ -1,15 +1,12 @@
 // The key: asked for once, however many calls need it.
 import { h } from "../dom.js";
 
-let pending = null;
-
-/** @param {string} problem  what was wrong with the last one @returns {Promise<string>} */
-export function askKey(problem) {
-  pending ??= ask(problem).finally(() => (pending = null));
-  return pending;
-}
-
-function ask(problem) {
+/**
+ * @param {string} problem  what was wrong with the last one
+ * @param {(() => void) | null} signIn  the way to a login; null: there is none
+ * @returns {Promise<string>}
+ */
+export function askKey(problem, signIn) {
   return new Promise((resolve) => {
     const field = h("input", {
       id: "key",
@@ -41,7 +38,12 @@ function ask(problem) {
           { id: "key-about", class: "muted" },
           "It stays in this tab, and is gone when the tab is closed.",
         ),
-        h("div", { class: "row end" }, h("button", { class: "primary" }, "Continue")),
+        h(
+          "div",
+          { class: "row end" },
+          signIn && h("button", { type: "button", click: signIn }, "Sign in"),
+          h("button", { class: "primary" }, "Continue"),
+        ),
       ),
     );
     document.body.append(dialog);

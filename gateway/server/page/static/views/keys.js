@@ -4,6 +4,7 @@ import { attribute, fill, h, text } from "../dom.js";
 import { moment, number } from "../format.js";
 import { showAdvice } from "../parts/advice.js";
 import { baseUrlLine } from "../parts/base_url.js";
+import { budgetMeters, editBudget } from "../parts/budget.js";
 import { confirm, show } from "../parts/dialog.js";
 import { fieldErrors } from "../parts/field_errors.js";
 import { attempt, note } from "../parts/notes.js";
@@ -23,7 +24,6 @@ const LIMITS = [
   ["tokens_per_minute", "Tokens per minute"],
   ["max_in_flight", "Concurrent requests"],
 ];
-const MEASURES = { gpu_seconds: "GPU seconds" };
 
 export function keys() {
   const list = h("ul", { class: "keys" });
@@ -39,14 +39,17 @@ export function keys() {
 
   async function load() {
     const { data } = await call("GET", "/admin/keys");
-    const { data: groupViews } = await call("GET", "/admin/key-groups");
+    const { data: groupViews, currency } = await call("GET", "/admin/key-groups");
     attribute(emptyNote, "hidden", data.length > 0);
     fill(
       list,
-      data.map((key) => row(key, load)),
+      data.map((key) => row(key, currency, load)),
     );
     attribute(groupsTitle, "hidden", groupViews.length === 0);
-    fill(groups, groupViews.map(groupRow));
+    fill(
+      groups,
+      groupViews.map((group) => groupRow(group, currency, load)),
+    );
   }
 
   attempt(load);
@@ -67,6 +70,7 @@ export function keys() {
           list,
           groupsTitle,
           groups,
+          newGroup(load),
           baseUrlLine(),
         ),
         newKey(load),
@@ -75,7 +79,7 @@ export function keys() {
   };
 }
 
-function row(key, changed) {
+function row(key, currency, changed) {
   const limits = LIMITS.filter(([field]) => key[field] !== null && key[field] !== undefined).map(
     ([field, label]) => `${number(key[field])} ${label.toLowerCase()}`,
   );
@@ -84,24 +88,10 @@ function row(key, changed) {
     ...limits,
     ...(key.priority_class === "normal" ? [] : [`class ${key.priority_class}`]),
     ...(key.group ? [`group ${key.group}`] : []),
-    ...budget(key),
     ...(key.expires ? [`until ${key.expires}`] : []),
     key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`,
   ];
-  const remove = async () => {
-    const isConfirmed = await confirm(
-      `Remove the key ${key.name}?`,
-      "The key becomes invalid immediately. Its current requests are finished.",
-      { action: "Remove", danger: true },
-    );
-    if (
-      isConfirmed &&
-      (await attempt(() => call("DELETE", `/admin/keys/${encodeURIComponent(key.name)}`)))
-    ) {
-      note(`The key ${key.name} is removed.`);
-      await attempt(changed);
-    }
-  };
+  const path = `/admin/keys/${encodeURIComponent(key.name)}`;
   return h(
     "li",
     {},
@@ -115,33 +105,62 @@ function row(key, changed) {
         key.scopes.map((scope) => h("span", { class: "tag" }, scope)),
       ),
       h("span", { class: "muted small" }, facts.join(" · ")),
+      budgetMeters(key, currency),
     ),
     key.created_at === null
       ? null
-      : h(
-          "button",
-          {
-            type: "button",
-            class: "danger",
-            click: remove,
-            "aria-label": `Remove the key ${key.name}`,
-          },
-          "Remove",
-        ),
+      : ownerButtons({
+          kind: "key",
+          name: key.name,
+          path,
+          budgetPath: `${path}/budget`,
+          budget: key.budget,
+          removal: "The key becomes invalid immediately. Its current requests are finished.",
+          changed,
+        }),
   );
 }
 
-/** The used part of each limit of a budget. */
-function budget(owner) {
-  const suffix = owner.budget?.is_soft ? " (warns only)" : "";
-  return (owner.used ?? []).map(
-    ({ measure, period, used, limit }) =>
-      `${number(used)} of ${number(limit)} ${MEASURES[measure] ?? measure} a ${period}${suffix}`,
+/** The buttons of a key or a group: its budget, and its removal. */
+function ownerButtons({ kind, name, path, budgetPath, budget, removal, changed }) {
+  const remove = async () => {
+    const isConfirmed = await confirm(`Remove the ${kind} ${name}?`, removal, {
+      action: "Remove",
+      danger: true,
+    });
+    if (isConfirmed && (await attempt(() => call("DELETE", path)))) {
+      note(`The ${kind} ${name} is removed.`);
+      await attempt(changed);
+    }
+  };
+  const edit = async () => {
+    if (!(await editBudget(`the ${kind} ${name}`, budgetPath, budget))) return;
+    note(`The budget of the ${kind} ${name} is set.`);
+    await attempt(changed);
+  };
+  return h(
+    "div",
+    { class: "row end" },
+    h(
+      "button",
+      { type: "button", click: edit, "aria-label": `Budget of the ${kind} ${name}` },
+      "Budget",
+    ),
+    h(
+      "button",
+      {
+        type: "button",
+        class: "danger",
+        click: remove,
+        "aria-label": `Remove the ${kind} ${name}`,
+      },
+      "Remove",
+    ),
   );
 }
 
-function groupRow(group) {
-  const facts = [group.keys.join(", ") || "no keys", ...budget(group)];
+function groupRow(group, currency, changed) {
+  const path = `/admin/key-groups/${encodeURIComponent(group.name)}`;
   return h(
     "li",
     {},
@@ -149,8 +168,44 @@ function groupRow(group) {
       "div",
       { class: "who" },
       h("span", { class: "name" }, group.name),
-      h("span", { class: "muted small" }, facts.join(" · ")),
+      h("span", { class: "muted small" }, group.keys.join(", ") || "no keys"),
+      budgetMeters(group, currency),
     ),
+    ownerButtons({
+      kind: "group",
+      name: group.name,
+      path,
+      budgetPath: path,
+      budget: group.budget,
+      removal: "Its usage is forgotten. A group with keys stays.",
+      changed,
+    }),
+  );
+}
+
+/** The form that adds a group with a budget. */
+function newGroup(changed) {
+  const name = h("input", {
+    id: "group-name",
+    type: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    required: true,
+  });
+  const send = async (event) => {
+    event.preventDefault();
+    const groupName = name.value.trim();
+    const path = `/admin/key-groups/${encodeURIComponent(groupName)}`;
+    if (!(await editBudget(`the group ${groupName}`, path, null))) return;
+    name.value = "";
+    await attempt(changed);
+  };
+  return h(
+    "form",
+    { class: "row whole", submit: send, "aria-label": "New group" },
+    h("label", { for: "group-name" }, "New group"),
+    name,
+    h("button", {}, "Set budget"),
   );
 }
 
@@ -186,6 +241,13 @@ function newKey(changed) {
     CLASSES.map(([value, label]) => h("option", { value, selected: value === "normal" }, label)),
   );
   const expires = h("input", { id: "key-expires", type: "date" });
+  const group = h("input", {
+    id: "key-group",
+    type: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: "none",
+  });
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
 
   const errors = fieldErrors(() => [
@@ -193,6 +255,7 @@ function newKey(changed) {
     ["models", models],
     ...limits.map(([field, input]) => [field, input]),
     ["expires", expires],
+    ["group", group],
   ]);
 
   async function send(event) {
@@ -206,6 +269,7 @@ function newKey(changed) {
       ...(allowed.length && { models: allowed }),
       priority_class: order.value,
       ...(expires.value && { expires: expires.value }),
+      ...(group.value.trim() && { group: group.value.trim() }),
       ...Object.fromEntries(
         limits
           .filter(([, input]) => input.value)
@@ -259,6 +323,7 @@ function newKey(changed) {
       ),
       h("div", { class: "field" }, h("label", { for: "key-class" }, "Waiting requests"), order),
       h("div", { class: "field" }, h("label", { for: "key-expires" }, "Last day (UTC)"), expires),
+      h("div", { class: "field" }, h("label", { for: "key-group" }, "Group"), group),
     ),
     problem,
     h("div", { class: "row end" }, h("button", { class: "primary" }, "Make key")),

@@ -26,6 +26,7 @@ import { missingNote } from "./missing.js";
 import { requestsCard } from "./requests.js";
 import { trafficCard } from "./traffic.js";
 import { use } from "./use.js";
+import { wishes } from "./wishes.js";
 
 const TABS = [
   ["plan", "Plan"],
@@ -34,6 +35,7 @@ const TABS = [
   ["chat", "Chat"],
   ["use", "Use it"],
   ["edit", "Edit"],
+  ["wishes", "Wishes"],
 ];
 
 /** @param {{live: import("../live.js").Live}} context @param {string} name @param {string} [tab] */
@@ -87,6 +89,7 @@ export function model({ live }, name, tab = "plan") {
         chat: chatPart,
         use: usePart,
         edit: editPart,
+        wishes,
       }[tab] ?? planPart;
     const next = makePart(view, { live, name, path });
     fill(body, next.element);

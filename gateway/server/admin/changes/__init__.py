@@ -1,0 +1,1 @@
+"""Changes of models by the admin API, and their history."""

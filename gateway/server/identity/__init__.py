@@ -1,0 +1,1 @@
+"""People instead of keys: from a trusted proxy, or by OpenID Connect."""

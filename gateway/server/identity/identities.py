@@ -1,0 +1,218 @@
+"""Callers by identity: of a trusted proxy, of a session, or of a bearer token of the provider.
+
+A page exchanges its identity for a token of an hour, which is its key for every call. So the data
+plane knows only keys, and no cookie opens the API.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.errors import Forbidden, SettingsError, Unauthorized
+from gateway.keys import Scope
+from gateway.proxy.access.auth import Key, Keys
+from gateway.secret import Secret
+from gateway.server.identity.login_attempts import LoginAttempts
+from gateway.server.identity.person import Person, Roles, key_of_person
+from gateway.server.identity.proxy_header import Headers, ProxyHeader, check_page
+from gateway.server.identity.sessions import Session, Sessions
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.server.identity.oidc_provider import OidcProvider
+
+TOKEN_S = 3600.0
+# A JSON Web Token in compact form: three parts, of which the first begins with `{"`.
+_TOKEN_START, _TOKEN_DOTS = b"eyJ", 2
+
+
+@dataclass(frozen=True, slots=True)
+class PageToken:
+    """The key of a page.
+
+    can_end: whether its session can be ended here.
+    """
+
+    key: Secret
+    name: str
+    scopes: frozenset[Scope]
+    ends_at: float
+    can_end: bool
+
+
+class Identities:
+    """Finds the caller of a request that sends no key.
+
+    proxy, provider: None where that way is not configured.
+    session_s: longest time of a session.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        roles: Roles,
+        proxy: ProxyHeader | None,
+        provider: OidcProvider | None,
+        session_s: float,
+    ) -> None:
+        self.provider = provider
+        self.proxy = proxy
+        self.attempts = LoginAttempts()
+        self.on_change: Callable[[], object] = lambda: None
+        """Called after each change of the valid tokens."""
+        self._keys = keys
+        self._roles = roles
+        self._session_s = session_s
+        self._sessions = Sessions()
+
+    async def caller(self, headers: Headers, need: Scope, address: str) -> Key | None:
+        """The caller of a request of the admin API; None: the keys decide. Raises Forbidden,
+        BadRequest, Unauthorized, NotReady."""
+        headers = list(headers)
+        person = self.proxy.person(headers, address) if self.proxy is not None else None
+        tokens = [value for name, value in headers if name == b"authorization"]
+        if need == "inference":
+            return None
+        if not tokens and person is not None:
+            check_page(headers)
+            return _check_scope(key_of_person(person, self._roles.scopes_of(person)), need)
+        token = tokens[0].partition(b" ")[2].strip() if len(tokens) == 1 else b""
+        if self.provider is None or not _is_signed_token(token):
+            return None
+        try:
+            signed_person = await self.provider.check(token.decode("latin-1"))
+        except Unauthorized:
+            self._keys.count_wrong_key(address)
+            raise
+        scopes = self._roles.scopes_of(signed_person.person)
+        return _check_scope(
+            key_of_person(signed_person.person, scopes, signed_person.ends_at), need
+        )
+
+    def open_session(self, person: Person, token: Secret) -> tuple[Secret, float]:
+        """The cookie of a session of a person that signed in, and its seconds. Raises
+        Forbidden."""
+        scopes = self._roles.scopes_of(person)
+        session = Session(person, scopes, time.time() + self._session_s, token)
+        return self._sessions.open(session), self._session_s
+
+    def close_session(self, cookie: str) -> Session | None:
+        """End a session with all its tokens. Returns it; None: there was none."""
+        session = self._sessions.close(cookie)
+        if session is not None:
+            self._keys.close_sessions(session.person.key_name)
+            self.on_change()
+        return session
+
+    def page_token(self, headers: Headers, address: str, cookie: str | None) -> PageToken:
+        """A token for the page of a person. Raises Unauthorized, Forbidden, BadRequest."""
+        headers = list(headers)
+        check_page(headers)
+        person = self.proxy.person(headers, address) if self.proxy is not None else None
+        session = self._sessions.find(cookie) if cookie is not None else None
+        ends_at = time.time() + TOKEN_S
+        if person is not None:
+            scopes = self._roles.scopes_of(person)
+        elif session is not None:
+            person, scopes = session.person, session.scopes
+            ends_at = min(ends_at, session.ends_at)
+        else:
+            raise Unauthorized("Nobody is signed in.", hint="Sign in, or send a key.")
+        key = self._keys.open_session(person.key_name, scopes, ends_at)
+        self.on_change()
+        return PageToken(key, person.name, scopes, ends_at, can_end=session is not None)
+
+
+def _is_signed_token(token: bytes) -> bool:
+    return token.startswith(_TOKEN_START) and token.count(b".") == _TOKEN_DOTS
+
+
+def _check_scope(key: Key, need: Scope) -> Key:
+    """The caller, after a check of the scope. Raises Forbidden."""
+    if need not in key.scopes:
+        raise Forbidden(
+            f"The role of {key.name} has only the scope {' and '.join(sorted(key.scopes))}.",
+            hint=f"The operator adds it to the scope {need} in FITSERVE_ROLES.",
+        )
+    return key
+
+
+def person_scopes(settings: Settings) -> frozenset[Scope] | None:
+    """The scopes that people can have; None: a key is needed for everything."""
+    if not settings.proxy_user_header and not settings.oidc_issuer:
+        return None
+    return frozenset(scope for scope, members in settings.roles.items() if members)
+
+
+def build_identities(settings: Settings, keys: Keys) -> Identities | None:
+    """The identities of the settings; None: none are configured. Raises SettingsError."""
+    scopes = person_scopes(settings)
+    if scopes is None:
+        return None
+    if not scopes:
+        raise SettingsError(
+            "FITSERVE_ROLES is empty, so no user of the proxy or of OIDC may do anything.",
+            hint="Set it, such as FITSERVE_ROLES='admin=group:ops read=*'.",
+        )
+    proxy = _proxy_header(settings) if settings.proxy_user_header else None
+    provider = _provider(settings) if settings.oidc_issuer else None
+    return Identities(keys, Roles(settings.roles), proxy, provider, settings.oidc_session_s)
+
+
+def _proxy_header(settings: Settings) -> ProxyHeader:
+    networks = [ipaddress.ip_network(text, strict=False) for text in settings.proxy_networks]
+    if not networks:
+        raise SettingsError(
+            "FITSERVE_PROXY_USER_HEADER is set, and no address may send it.",
+            hint="Set FITSERVE_PROXY_ADDRESSES to the addresses of the proxy.",
+        )
+    groups = settings.proxy_groups_header.lower() or None
+    return ProxyHeader(settings.proxy_user_header.lower(), groups, networks)
+
+
+def _provider(settings: Settings) -> OidcProvider:
+    _check_present(
+        {
+            "FITSERVE_OIDC_CLIENT_ID": settings.oidc_client_id,
+            "FITSERVE_OIDC_URL": settings.oidc_url,
+        }
+    )
+    try:
+        from gateway.server.identity.oidc_provider import OidcProvider, OidcSettings, is_safe_url
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "FITSERVE_OIDC_ISSUER is set, and the library for OpenID Connect is not installed"
+            f" ({error.name}).",
+            hint='Install it with `pip install "fitserve[oidc]"`, or unset the variable.',
+        ) from None
+    for name in ("oidc_issuer", "oidc_url"):
+        if not is_safe_url(getattr(settings, name)):
+            raise SettingsError(
+                f"FITSERVE_{name.upper()} is not an https address.",
+                hint="Use https; http is possible on this machine only (http://localhost:8080).",
+            )
+    return OidcProvider(
+        OidcSettings(
+            issuer=settings.oidc_issuer,
+            client_id=settings.oidc_client_id,
+            client_secret=settings.oidc_client_secret,
+            url=settings.oidc_url.rstrip("/"),
+            audience=settings.oidc_audience or settings.oidc_client_id,
+            user_claim=settings.oidc_user_claim,
+            groups_claim=settings.oidc_groups_claim,
+            scopes=settings.oidc_scopes,
+        )
+    )
+
+
+def _check_present(values: dict[str, str]) -> None:
+    missing_names: Iterable[str] = [name for name, value in values.items() if not value]
+    if missing_names:
+        raise SettingsError(
+            f"FITSERVE_OIDC_ISSUER is set without {' and '.join(missing_names)}.",
+            hint="docs/security.md describes the settings of OpenID Connect.",
+        )

@@ -1,0 +1,343 @@
+"""The OpenID Connect provider of FITSERVE_OIDC_ISSUER, by Authlib and joserfc.
+
+Discovery and keys are read when they are needed, and again after an hour. A token with an unknown
+key has the keys read again, at most every half minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from authlib.common.errors import AuthlibBaseError
+from authlib.common.urls import add_params_to_uri
+from authlib.integrations.httpx_client import AsyncOAuth2Client
+from authlib.oidc.core import CodeIDToken
+from joserfc import jwt
+from joserfc.errors import ExpiredTokenError, InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet
+
+from gateway.errors import Forbidden, NotReady, Unauthorized, short_reason
+from gateway.logging import Logger
+from gateway.secret import Secret
+from gateway.server.identity.login_attempts import LoginAttempt
+from gateway.server.identity.person import Person, make_person
+
+log = Logger("fitserve.oidc")
+
+CALLBACK_PATH = "/auth/callback"
+# Difference between the clocks of provider and gateway.
+LEEWAY_S = 60
+_TIMEOUT_S = 10.0
+_LIFE_S = 3600.0
+_MIN_READ_S = 30.0
+_MAX_BYTES = 1024 * 1024
+# Signatures by public keys only, so that a client's secret signs nothing.
+_ALGORITHMS = (
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "Ed25519",
+)
+_KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
+_LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class OidcSettings:
+    """Settings of the provider and of this client.
+
+    url: the gateway's own address for browsers.
+    audience: audience of bearer tokens.
+    """
+
+    issuer: str
+    client_id: str
+    client_secret: Secret | None
+    url: str
+    audience: str
+    user_claim: str
+    groups_claim: str
+    scopes: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPerson:
+    """A person by a checked token.
+
+    ends_at: Unix time of the token's end.
+    """
+
+    person: Person
+    token: Secret
+    ends_at: float
+
+
+class OidcProvider:
+    """Signs people in, and checks bearer tokens."""
+
+    def __init__(self, settings: OidcSettings) -> None:
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._metadata: Mapping[str, Any] = {}
+        self._metadata_at = self._keys_at = -_LIFE_S
+        self._keys: KeySet | None = None
+
+    async def login_url(self, attempt: LoginAttempt) -> str:
+        """The address of the provider for one login. Raises NotReady."""
+        metadata = await self._read_metadata()
+        async with self._client() as client:
+            url, _ = client.create_authorization_url(
+                metadata["authorization_endpoint"],
+                state=attempt.state.reveal(),
+                nonce=attempt.nonce.reveal(),
+                code_verifier=attempt.verifier.reveal(),
+            )
+        return str(url)
+
+    async def sign_in(self, code: str, issuer: str | None, attempt: LoginAttempt) -> SignedPerson:
+        """The person with the provider's answer to a login.
+
+        issuer: issuer that the answer names (RFC 9207).
+
+        Raises Unauthorized, Forbidden, NotReady.
+        """
+        metadata = await self._read_metadata()
+        is_named = metadata.get("authorization_response_iss_parameter_supported") is True
+        if (issuer is not None or is_named) and issuer != self._settings.issuer:
+            raise _refused_error("its answer names another issuer")
+        try:
+            async with self._client() as client:
+                token = await client.fetch_token(
+                    metadata["token_endpoint"],
+                    grant_type="authorization_code",
+                    code=code,
+                    code_verifier=attempt.verifier.reveal(),
+                )
+        except httpx.HTTPError as error:
+            raise self._unreachable_error(error) from None
+        except (AuthlibBaseError, ValueError) as error:
+            raise _refused_error(f"it gave no token ({type(error).__name__})") from None
+        id_token = token.get("id_token")
+        if not isinstance(id_token, str):
+            raise _refused_error("it gave no ID token")
+        decoded = await self._decode(id_token)
+        claims = CodeIDToken(
+            decoded.claims,
+            decoded.header,
+            {
+                "iss": {"essential": True, "values": [self._settings.issuer]},
+                "aud": {"essential": True, "values": [self._settings.client_id]},
+            },
+            {
+                "nonce": attempt.nonce.reveal(),
+                "client_id": self._settings.client_id,
+                "access_token": token.get("access_token"),
+            },
+        )
+        try:
+            claims.validate(leeway=LEEWAY_S)
+        except (JoseError, ValueError, TypeError) as error:
+            raise _refused_error(f"its ID token is not valid ({type(error).__name__})") from None
+        return self._signed_person(decoded.claims, id_token)
+
+    async def check(self, token: str) -> SignedPerson:
+        """The person with a bearer token for the admin API. Raises Unauthorized, Forbidden,
+        NotReady."""
+        decoded = await self._decode(token)
+        registry = jwt.JWTClaimsRegistry(
+            leeway=LEEWAY_S,
+            iss={"essential": True, "value": self._settings.issuer},
+            aud={"essential": True, "value": self._settings.audience},
+            exp={"essential": True},
+        )
+        try:
+            registry.validate(decoded.claims)
+        except ExpiredTokenError:
+            raise Unauthorized("The token has expired.", hint="Get a new one.") from None
+        except (JoseError, ValueError, TypeError) as error:
+            raise Unauthorized(
+                f"The token is not for this gateway ({type(error).__name__}).",
+                hint="Get one of the issuer and for the audience of this gateway.",
+            ) from None
+        return self._signed_person(decoded.claims, token)
+
+    async def logout_url(self, id_token: Secret) -> str | None:
+        """The address at which the provider ends its own session; None: it has none."""
+        metadata = await self._read_metadata()
+        endpoint = metadata.get("end_session_endpoint")
+        if not isinstance(endpoint, str):
+            return None
+        fields = {
+            "id_token_hint": id_token.reveal(),
+            "client_id": self._settings.client_id,
+            "post_logout_redirect_uri": f"{self._settings.url}/",
+        }
+        return str(add_params_to_uri(endpoint, fields))
+
+    def _signed_person(self, claims: Mapping[str, Any], token: str) -> SignedPerson:
+        """The person of checked claims. Raises Forbidden, BadRequest."""
+        settings = self._settings
+        name = claims.get(settings.user_claim)
+        if not isinstance(name, str):
+            raise Forbidden(
+                f"The provider's token has no claim {settings.user_claim}.",
+                hint="The operator adds its scope to FITSERVE_OIDC_SCOPES, or names another claim"
+                " in FITSERVE_OIDC_USER_CLAIM.",
+            )
+        if settings.user_claim == "email" and claims.get("email_verified") is not True:
+            raise Forbidden(
+                f"The provider has not verified the address {name[:200]}.",
+                hint="Verify it there, or the operator names another claim in"
+                " FITSERVE_OIDC_USER_CLAIM.",
+            )
+        groups = claims.get(settings.groups_claim, ())
+        groups = [groups] if isinstance(groups, str) else groups
+        names = [group for group in groups if isinstance(group, str)] if groups else []
+        return SignedPerson(make_person(name, names), Secret(token), float(claims["exp"]))
+
+    async def _decode(self, token: str) -> jwt.Token:
+        """A token whose signature is right. Raises Unauthorized, NotReady."""
+        metadata = await self._read_metadata()
+        names = metadata.get("id_token_signing_alg_values_supported")
+        algorithms = [name for name in _ALGORITHMS if not names or name in names]
+        try:
+            try:
+                return jwt.decode(token, await self._read_keys(), algorithms=algorithms)
+            except InvalidKeyIdError:
+                keys = await self._read_keys(is_old=True)
+                return jwt.decode(token, keys, algorithms=algorithms)
+        except (JoseError, ValueError, TypeError) as error:
+            raise Unauthorized(
+                f"The token is not valid ({type(error).__name__}).",
+                hint="Sign in once more, or get a new token.",
+            ) from None
+
+    async def _read_metadata(self) -> Mapping[str, Any]:
+        """The description of the provider by itself. Raises NotReady."""
+        async with self._lock:
+            if time.monotonic() - self._metadata_at < _LIFE_S:
+                return self._metadata
+            issuer = self._settings.issuer
+            try:
+                metadata = await _read_json(
+                    f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+                )
+                _check_metadata(metadata, issuer)
+            except (httpx.HTTPError, ValueError) as error:
+                if not self._metadata:
+                    raise self._unreachable_error(error) from None
+                log.warning("the OIDC provider cannot be read again", problem=str(error))
+                metadata = dict(self._metadata)
+            self._metadata, self._metadata_at = metadata, time.monotonic()
+            return metadata
+
+    async def _read_keys(self, *, is_old: bool = False) -> KeySet:
+        """The provider's keys. Raises NotReady.
+
+        is_old: whether the keys lack one that a token names.
+        """
+        async with self._lock:
+            age_s = time.monotonic() - self._keys_at
+            if self._keys is not None and age_s < (_MIN_READ_S if is_old else _LIFE_S):
+                return self._keys
+            try:
+                document = await _read_json(self._metadata["jwks_uri"])
+                rows = document.get("keys")
+                keys = [row for row in rows if _is_signing_key(row)] if rows else []
+                self._keys = KeySet.import_key_set({"keys": keys})
+            except (httpx.HTTPError, JoseError, ValueError, TypeError) as error:
+                if self._keys is None:
+                    raise self._unreachable_error(error) from None
+                log.warning("the keys of the OIDC provider cannot be read", problem=str(error))
+            self._keys_at = time.monotonic()
+            return self._keys
+
+    def _client(self) -> AsyncOAuth2Client:
+        settings = self._settings
+        secret = settings.client_secret
+        return AsyncOAuth2Client(
+            settings.client_id,
+            secret.reveal() if secret is not None else None,
+            token_endpoint_auth_method="none" if secret is None else self._auth_method(),
+            scope=settings.scopes,
+            redirect_uri=f"{settings.url}{CALLBACK_PATH}",
+            code_challenge_method="S256",
+            timeout=_TIMEOUT_S,
+        )
+
+    def _auth_method(self) -> str:
+        methods = self._metadata.get("token_endpoint_auth_methods_supported")
+        is_basic = not methods or "client_secret_basic" in methods
+        return "client_secret_basic" if is_basic else "client_secret_post"
+
+    def _unreachable_error(self, error: Exception) -> NotReady:
+        return NotReady(
+            f"The OIDC provider {self._settings.issuer} cannot be used: {short_reason(error)}.",
+            hint="Try again later. A key works meanwhile.",
+            retry_after_s=10,
+        )
+
+
+def is_safe_url(url: object) -> bool:
+    """Whether secrets may be sent there: https, or http on this machine."""
+    if not isinstance(url, str):
+        return False
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return False
+    return bool(host) and (
+        parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK_HOSTS)
+    )
+
+
+def _check_metadata(metadata: Mapping[str, Any], issuer: str) -> None:
+    """Raise ValueError for a discovery of another issuer, or one that leads to unsafe addresses."""
+    if metadata.get("issuer") != issuer:
+        raise ValueError(f"it names the issuer {str(metadata.get('issuer'))[:200]}")
+    for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
+        if not is_safe_url(metadata.get(name)):
+            raise ValueError(f"its {name} is missing or not https")
+
+
+def _is_signing_key(row: object) -> bool:
+    """Whether a key of the set can check signatures. Sets also have keys for encryption."""
+    return isinstance(row, dict) and row.get("kty") in _KEY_TYPES and row.get("use", "sig") == "sig"
+
+
+async def _read_json(url: str) -> dict[str, Any]:
+    """A JSON object. Raises HTTPError, ValueError."""
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, client.stream("GET", url) as answer:
+        if answer.status_code != httpx.codes.OK:
+            raise ValueError(f"it answers with status {answer.status_code}")
+        data = b""
+        async for piece in answer.aiter_bytes():
+            data += piece
+            if len(data) > _MAX_BYTES:
+                raise ValueError(f"its answer is over {_MAX_BYTES} bytes")
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        raise ValueError("its answer is not a JSON object")  # noqa: TRY004
+    return document
+
+
+def _refused_error(reason: str) -> Unauthorized:
+    return Unauthorized(
+        f"The login failed, as the answer of the provider cannot be trusted: {reason}.",
+        hint="Sign in once more. The operator compares FITSERVE_OIDC_* with the provider.",
+    )

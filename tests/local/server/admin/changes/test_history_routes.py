@@ -1,0 +1,202 @@
+"""Former wishes of a model, and the way back to them; over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.support.commands import fitserve
+from tests.support.key_gateway import ADMIN, gateway, make
+from tests.support.patience import Patience
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+async def history(server: Running, name: str = "a") -> list[Any]:
+    response = await server.client.get(f"/admin/models/{name}/history")
+    assert response.status_code == 200, response.text
+    return list(response.json()["data"])
+
+
+async def change(server: Running, name: str = "a", **fields: Any) -> None:
+    response = await server.client.patch(f"/admin/models/{name}", json=fields)
+    assert response.status_code in (200, 202), response.text
+
+
+async def roll_back(
+    server: Running, number: int | None = None, *, name: str = "a", query: str = ""
+) -> httpx.Response:
+    body = {} if number is None else {"number": number}
+    return await server.client.post(f"/admin/models/{name}/rollback{query}", json=body)
+
+
+async def wish_of(server: Running, name: str = "a") -> Any:
+    return (await server.show(name))["wish"]
+
+
+async def test_the_history_names_author_program_and_changes(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        await make(server, "read", scopes=["read"])
+        boss_key = await make(server, "boss", scopes=["admin"])
+        await change(server, aliases=["x"])
+        command = await asyncio.to_thread(
+            fitserve,
+            "set",
+            "a",
+            "--keep-alive",
+            "5m",
+            FITSERVE_URL=server.url,
+            FITSERVE_KEY=boss_key,
+        )
+        assert command.returncode == 0, command.stderr
+        headers = {"authorization": f"Bearer {boss_key}", "sec-fetch-site": "same-origin"}
+        await server.client.patch("/admin/models/a", json={"aliases": ["y"]}, headers=headers)
+        rows = await history(server)
+    assert [(row["number"], row["key"], row["way"], row["state"]) for row in rows] == [
+        (4, "boss", "page", "in force"),
+        (3, "boss", "command line", "former"),
+        (2, "admin", "API", "former"),
+        (1, "admin", "API", "former"),
+    ]
+    assert rows[0]["changes"] == [{"what": "aliases", "old": "x", "new": "y"}]
+    assert rows[1]["changes"] == [{"what": "policy", "old": None, "new": "keep_alive=300.0"}]
+    assert {row["what"] for row in rows[3]["changes"]} == {"endpoints"}
+    assert rows[0]["at"] > rows[3]["at"] > 1e9
+
+
+async def test_a_rollback_restores_every_field_and_can_be_taken_back(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    async with running(tmp_path, healthy) as server:
+        await server.add("a", folder, context=512, args={"max-num-seqs": 4}, policy={"priority": 3})
+        await server.until("a", "ready")
+        first_wish = await wish_of(server)
+        await change(server, context=1024, args={"max-num-seqs": None}, policy={"pinned": True})
+        await settle(server, context=1024)
+        second_wish = await wish_of(server)
+        dry_run = await roll_back(server, query="?dry_run=true")
+        assert dry_run.status_code == 200
+        assert {"what": "context", "old": "1024", "new": "512"} in dry_run.json()["wish"]
+        assert await wish_of(server) == second_wish
+        assert (await roll_back(server)).status_code == 202
+        await settle(server, context=512)
+        assert await wish_of(server) == first_wish
+        rows = await history(server)
+        assert [(row["number"], row["state"], row["restored"]) for row in rows] == [
+            (3, "in force", 1),
+            (2, "former", None),
+            (1, "former", None),
+        ]
+        assert (await roll_back(server, 2)).status_code == 202
+        await settle(server, context=1024)
+        assert await wish_of(server) == second_wish
+
+
+async def settle(server: Running, context: int | None) -> None:
+    """Wait until the model serves by the wish with this context, and no change is under way."""
+    patience = Patience()
+    while True:
+        view = await server.show("a")
+        is_changed = view["change"] is None and view["wish"]["context"] == context
+        if is_changed and view["state"] == "ready":
+            return
+        assert not patience.is_over(), view
+        await asyncio.sleep(patience.pause_s(0.02))
+
+
+async def test_a_rollback_has_the_checks_of_a_change(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        await change(server, aliases=["x"])
+        await change(server, aliases=[])
+        await change(server, name="b", aliases=["x"])
+        refusal = await roll_back(server, 2)
+        assert refusal.status_code == 409
+        assert "x" in refusal.json()["error"]["message"]
+        assert (await wish_of(server))["aliases"] == []
+        assert len(await history(server)) == 3
+
+
+async def test_a_former_wish_that_no_longer_has_a_plan_is_refused(tmp_path: Path) -> None:
+    folders = [model_folder(tmp_path / name) for name in ("one", "two")]
+    async with running(tmp_path, healthy) as server:
+        await server.add("a", folders[0])
+        await server.until("a", "ready")
+        await change(server, source=str(folders[1]))
+        await settle(server, context=None)
+        (folders[0] / "config.json").unlink()
+        refusal = await roll_back(server, 1)
+        assert refusal.status_code == 400, refusal.text
+        assert "config.json" in refusal.text
+        assert (await wish_of(server))["source"] == str(folders[1])
+
+
+async def test_the_history_outlives_the_gateway(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        await change(server, aliases=["x"])
+        rows = await history(server)
+    async with running(tmp_path, healthy, admin_key=ADMIN) as server:
+        server.client.headers["authorization"] = f"Bearer {ADMIN}"
+        assert await history(server) == rows
+        assert (await roll_back(server)).status_code == 200
+        assert (await wish_of(server))["aliases"] == []
+
+
+async def test_wishes_of_a_models_file_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n  a:\n    endpoint: http://127.0.0.1:1/v1\n")
+    async with running(tmp_path, healthy, models_file=file) as server:
+        patience = Patience()
+        while (await server.client.get("/admin/models/a")).status_code != 200:
+            assert not patience.is_over()
+            await asyncio.sleep(patience.pause_s(0.02))
+        (row,) = await history(server)
+    assert (row["key"], row["way"]) == ("", "models file")
+
+
+async def test_a_missing_wish_is_refused_in_words(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        for number, status, words in (
+            (7, 404, "no wish 7"),
+            (None, 409, "no former wish"),
+            (0, 400, "number"),
+        ):
+            refusal = await roll_back(server, number)
+            assert refusal.status_code == status, refusal.text
+            assert words in refusal.json()["error"]["message"]
+        assert (await server.client.get("/admin/models/none/history")).status_code == 404
+        refusal = await server.client.post(
+            "/admin/models", json={"name": "x/history", "endpoint": "http://127.0.0.1:1/v1"}
+        )
+        assert refusal.status_code == 400
+
+
+async def test_the_commands_list_and_restore(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        await change(server, aliases=["x"])
+
+        async def run(*arguments: str) -> Any:
+            return await asyncio.to_thread(
+                fitserve, *arguments, FITSERVE_URL=server.url, FITSERVE_KEY=ADMIN
+            )
+
+        listing = await run("history", "a")
+        assert listing.returncode == 0, listing.stderr
+        assert "aliases: x" in listing.stdout
+        assert "admin, API" in listing.stdout
+        preview = await run("rollback", "a", "--dry-run")
+        assert preview.returncode == 0, preview.stderr
+        assert (await wish_of(server))["aliases"] == ["x"]
+        assert (await run("rollback", "a")).returncode == 0
+        assert (await wish_of(server))["aliases"] == []
+        assert "as wish 1" in (await run("history", "a")).stdout
+        assert (await run("rollback", "a", "9")).returncode == 1

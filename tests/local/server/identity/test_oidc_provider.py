@@ -1,0 +1,290 @@
+"""Tokens of a provider that a test writes: which are taken, and which never."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+pytest.importorskip("authlib", reason="needs fitserve[oidc]")
+
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from joserfc.jwk import ECKey, RSAKey
+
+from gateway.errors import FitserveError, Forbidden, NotReady, Unauthorized
+from gateway.secret import Secret
+from gateway.server.identity.login_attempts import LoginAttempt, LoginAttempts
+from gateway.server.identity.oidc_provider import OidcProvider, OidcSettings
+from tests.support.oidc_servers import ScriptedProvider, shared_secret_token, unsigned_token
+
+pytestmark = pytest.mark.anyio
+
+MODULE = "gateway.server.identity.oidc_provider"
+
+
+@pytest.fixture
+def provider_server() -> Iterator[ScriptedProvider]:
+    with ScriptedProvider() as provider:
+        yield provider
+
+
+def client(provider_server: ScriptedProvider, **changes: Any) -> OidcProvider:
+    fields: dict[str, Any] = {
+        "issuer": provider_server.url,
+        "client_id": "fitserve",
+        "client_secret": Secret("a-secret-of-the-client"),
+        "url": "https://gw.example",
+        "audience": "fitserve",
+        "user_claim": "email",
+        "groups_claim": "groups",
+        "scopes": "openid email",
+    }
+    return OidcProvider(OidcSettings(**fields | changes))
+
+
+def attempt() -> LoginAttempt:
+    return LoginAttempts().begin()[0]
+
+
+async def test_a_good_token_names_a_person_with_groups(provider_server: ScriptedProvider) -> None:
+    claims = provider_server.claims(groups=["ops", 7, "staff"])
+    signed = await client(provider_server).check(provider_server.sign(claims))
+    assert signed.person.name == "ann@example.org"
+    assert signed.person.groups == {"ops", "staff"}
+    assert signed.ends_at == claims["exp"]
+
+
+async def test_clocks_may_differ_by_a_minute(provider_server: ScriptedProvider) -> None:
+    now, provider = int(time.time()), client(provider_server)
+    for changes in ({"exp": now - 30}, {"nbf": now + 30}, {"iat": now + 30}):
+        await provider.check(provider_server.sign(provider_server.claims(**changes)))
+    for changes in ({"exp": now - 120}, {"nbf": now + 120}, {"iat": now + 120}):
+        with pytest.raises(Unauthorized):
+            await provider.check(provider_server.sign(provider_server.claims(**changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"iss": "https://evil.example"},
+        {"iss": None},
+        {"aud": "other"},
+        {"aud": ["other", "more"]},
+        {"aud": None},
+        {"exp": None},
+        {"exp": "soon"},
+        {"exp": 1},
+    ],
+    ids=str,
+)
+async def test_a_token_that_is_not_for_us_is_refused(
+    provider_server: ScriptedProvider, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(Unauthorized):
+        await client(provider_server).check(provider_server.sign(provider_server.claims(**changes)))
+
+
+async def test_a_signature_of_another_key_or_kind_is_refused(
+    provider_server: ScriptedProvider,
+) -> None:
+    claims, provider = provider_server.claims(), client(provider_server)
+    public_pem = provider_server.key.as_pem(private=False)
+    good = provider_server.sign(claims)
+    forged = [
+        provider_server.sign(claims, RSAKey.generate_key(2048, {"kid": "one"})),
+        shared_secret_token(claims, public_pem),
+        shared_secret_token(claims, b"a-secret-of-the-client"),
+        unsigned_token(claims),
+        good[:-4] + "AAAA",
+        good.rpartition(".")[0] + ".",
+        "eyJ.x.y",
+        "..",
+    ]
+    for token in forged:
+        with pytest.raises(Unauthorized):
+            await provider.check(token)
+    await provider.check(good)
+
+
+async def test_an_algorithm_that_the_provider_does_not_name_is_refused(
+    provider_server: ScriptedProvider,
+) -> None:
+    provider_server.extra = {"id_token_signing_alg_values_supported": ["ES256", "HS256"]}
+    with pytest.raises(Unauthorized):
+        await client(provider_server).check(provider_server.sign(provider_server.claims()))
+    provider_server.key = ECKey.generate_key("P-256", {"kid": "two"})
+    provider_server.published = [provider_server.key]
+    await client(provider_server).check(provider_server.sign(provider_server.claims()))
+
+
+async def test_a_new_key_is_read_and_an_unknown_one_not_again_and_again(
+    provider_server: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.monotonic() + 10_000
+    monkeypatch.setattr(f"{MODULE}.time.monotonic", lambda: clock)
+    provider = client(provider_server)
+    await provider.check(provider_server.sign(provider_server.claims()))
+    new_key = RSAKey.generate_key(2048, {"kid": "two"})
+    provider_server.published.append(new_key)
+    clock += 31
+    await provider.check(provider_server.sign(provider_server.claims(), new_key))
+    assert provider_server.count("/jwks") == 2
+    unknown = provider_server.sign(
+        provider_server.claims(), RSAKey.generate_key(2048, {"kid": "three"})
+    )
+    for _ in range(5):
+        with pytest.raises(Unauthorized):
+            await provider.check(unknown)
+    assert provider_server.count("/jwks") == 2
+    provider_server.published = [new_key]
+    clock += 3601
+    with pytest.raises(Unauthorized):  # withdrawn
+        await provider.check(provider_server.sign(provider_server.claims()))
+
+
+async def test_a_provider_that_is_away_ends_no_login_of_a_known_key(
+    provider_server: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.monotonic() + 10_000
+    monkeypatch.setattr(f"{MODULE}.time.monotonic", lambda: clock)
+    provider_server.is_away = True
+    with pytest.raises(NotReady, match="cannot be used"):
+        await client(provider_server).check(provider_server.sign(provider_server.claims()))
+    provider_server.is_away = False
+    provider = client(provider_server)
+    await provider.check(provider_server.sign(provider_server.claims()))
+    provider_server.is_away = True
+    clock += 4000
+    await provider.check(provider_server.sign(provider_server.claims()))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"issuer": "https://other.example"},
+        {"token_endpoint": "http://other.example/token"},
+        {"jwks_uri": None},
+        {"authorization_endpoint": "ftp://x/y"},
+    ],
+    ids=str,
+)
+async def test_a_discovery_that_leads_elsewhere_is_refused(
+    provider_server: ScriptedProvider, extra: dict[str, Any]
+) -> None:
+    provider_server.extra = extra
+    with pytest.raises(NotReady):
+        await client(provider_server).login_url(attempt())
+
+
+async def test_a_login_asks_with_state_nonce_and_a_challenge(
+    provider_server: ScriptedProvider,
+) -> None:
+    login, provider = attempt(), client(provider_server)
+    url = urlsplit(await provider.login_url(login))
+    query = {name: values[0] for name, values in parse_qs(url.query).items()}
+    assert query == {
+        "response_type": "code",
+        "client_id": "fitserve",
+        "redirect_uri": "https://gw.example/auth/callback",
+        "scope": "openid email",
+        "state": login.state.reveal(),
+        "nonce": login.nonce.reveal(),
+        "code_challenge": create_s256_code_challenge(login.verifier.reveal()),
+        "code_challenge_method": "S256",
+    }
+    provider_server.token = provider_server.sign(provider_server.claims(nonce=login.nonce.reveal()))
+    signed = await provider.sign_in("a-code", None, login)
+    assert signed.person.name == "ann@example.org"
+    (body,) = [body for path, body in provider_server.requests if path == "/token"]
+    fields = {name: values[0] for name, values in parse_qs(body).items()}
+    assert fields["code_verifier"] == login.verifier.reveal()
+    assert fields["redirect_uri"] == "https://gw.example/auth/callback"
+    assert (fields["grant_type"], fields["code"]) == ("authorization_code", "a-code")
+
+
+async def test_a_replayed_id_token_is_refused(provider_server: ScriptedProvider) -> None:
+    provider, login = client(provider_server), attempt()
+    for nonce in (attempt().nonce.reveal(), None, ""):
+        provider_server.token = provider_server.sign(provider_server.claims(nonce=nonce))
+        with pytest.raises(Unauthorized, match="ID token is not valid"):
+            await provider.sign_in("a-code", None, login)
+
+
+async def test_an_id_token_for_another_client_is_refused(provider_server: ScriptedProvider) -> None:
+    provider, login = client(provider_server), attempt()
+    for changes in (
+        {"aud": "other"},
+        {"aud": ["fitserve", "other"], "azp": "other"},
+        {"iss": "https://evil.example"},
+        {"at_hash": "wrong"},
+        {"exp": int(time.time()) - 120},
+        {"sub": None},
+    ):
+        claims = provider_server.claims(nonce=login.nonce.reveal(), **changes)
+        provider_server.token = provider_server.sign(claims)
+        with pytest.raises(Unauthorized):
+            await provider.sign_in("a-code", None, login)
+
+
+async def test_an_answer_of_another_issuer_is_refused(provider_server: ScriptedProvider) -> None:
+    login, provider = attempt(), client(provider_server)
+    provider_server.token = provider_server.sign(provider_server.claims(nonce=login.nonce.reveal()))
+    await provider.sign_in("a-code", provider_server.url, login)
+    with pytest.raises(Unauthorized, match="another issuer"):
+        await provider.sign_in("a-code", "https://evil.example", login)
+    provider_server.extra = {"authorization_response_iss_parameter_supported": True}
+    with pytest.raises(Unauthorized, match="another issuer"):
+        await client(provider_server).sign_in("a-code", None, login)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"email_verified": False}, "has not verified"),
+        ({"email_verified": "true"}, "has not verified"),
+        ({"email_verified": None}, "has not verified"),
+        ({"email": None}, "no claim email"),
+        ({"email": ["ann@example.org"]}, "no claim email"),
+    ],
+    ids=str,
+)
+async def test_only_a_verified_address_names_a_user(
+    provider_server: ScriptedProvider, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Forbidden, match=words):
+        await client(provider_server).check(provider_server.sign(provider_server.claims(**changes)))
+
+
+async def test_another_claim_names_the_user_where_it_is_chosen(
+    provider_server: ScriptedProvider,
+) -> None:
+    provider = client(provider_server, user_claim="sub", groups_claim="roles")
+    signed = await provider.check(
+        provider_server.sign(provider_server.claims(email_verified=None, roles="ops"))
+    )
+    assert signed.person.name == "1"
+    assert signed.person.groups == {"ops"}
+
+
+async def test_the_logout_leads_to_the_provider_and_back(provider_server: ScriptedProvider) -> None:
+    url = await client(provider_server).logout_url(Secret("an-id-token"))
+    assert url is not None
+    assert url.startswith(f"{provider_server.url}/logout?")
+    assert parse_qs(urlsplit(url).query) == {
+        "id_token_hint": ["an-id-token"],
+        "client_id": ["fitserve"],
+        "post_logout_redirect_uri": ["https://gw.example/"],
+    }
+    provider_server.extra = {"end_session_endpoint": None}
+    assert await client(provider_server).logout_url(Secret("t")) is None
+
+
+async def test_no_error_shows_a_token_or_a_secret(provider_server: ScriptedProvider) -> None:
+    token = provider_server.sign(provider_server.claims(aud="other"))
+    with pytest.raises(FitserveError) as refusal:
+        await client(provider_server).check(token)
+    assert token not in str(refusal.value)
+    assert "a-secret-of-the-client" not in repr(client(provider_server).__dict__)

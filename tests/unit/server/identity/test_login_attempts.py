@@ -1,0 +1,58 @@
+"""Logins under way: each once, in one browser, for ten minutes."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from gateway.errors import BadRequest
+from gateway.server.identity import login_attempts
+from gateway.server.identity.login_attempts import LOGIN_S, LoginAttempts
+
+MODULE = "gateway.server.identity.login_attempts"
+
+
+def test_an_attempt_is_taken_once() -> None:
+    attempts = LoginAttempts()
+    attempt, cookie = attempts.begin()
+    assert attempts.take(attempt.state.reveal(), cookie.reveal()) == attempt
+    with pytest.raises(BadRequest, match="not begun in this browser"):
+        attempts.take(attempt.state.reveal(), cookie.reveal())
+
+
+def test_another_browser_cannot_end_an_attempt_nor_can_its_guess_be_repeated() -> None:
+    attempts = LoginAttempts()
+    attempt, cookie = attempts.begin()
+    _, other_cookie = attempts.begin()
+    for wrong_cookie in (other_cookie.reveal(), "", cookie.reveal()):
+        with pytest.raises(BadRequest):
+            attempts.take(attempt.state.reveal(), wrong_cookie)
+
+
+def test_an_attempt_ends() -> None:
+    attempts = LoginAttempts()
+    with mock.patch(f"{MODULE}.time.monotonic", return_value=100.0):
+        attempt, cookie = attempts.begin()
+    with (
+        mock.patch(f"{MODULE}.time.monotonic", return_value=100.0 + LOGIN_S),
+        pytest.raises(BadRequest),
+    ):
+        attempts.take(attempt.state.reveal(), cookie.reveal())
+
+
+def test_the_oldest_attempts_make_room() -> None:
+    attempts = LoginAttempts()
+    with mock.patch.object(login_attempts, "_MAX_LOGINS", 3):
+        logins = [attempts.begin() for _ in range(4)]
+    with pytest.raises(BadRequest):
+        attempts.take(logins[0][0].state.reveal(), logins[0][1].reveal())
+    for attempt, cookie in logins[1:]:
+        assert attempts.take(attempt.state.reveal(), cookie.reveal()) == attempt
+
+
+def test_no_secret_of_an_attempt_is_shown() -> None:
+    attempt, cookie = LoginAttempts().begin()
+    output = f"{attempt!r} {cookie!r}"
+    for secret in (attempt.state, attempt.nonce, attempt.verifier, cookie):
+        assert secret.reveal() not in output
