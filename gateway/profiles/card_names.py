@@ -19,7 +19,7 @@ _MEANINGS = {
 # Words without which a text names another card: `4070 ti` is not `4070 ti super`.
 _MARKS = {"ti", "super", "laptop", "d"}
 _MEMORY = re.compile(r"([1-9]\d{0,2})gi?b?")
-_DOUBLED = 2  # shops solder twice the memory onto GeForce cards
+_SOLDERED_FACTOR = 2  # shops solder twice the memory onto GeForce cards
 _WHOLE_NAME = 2
 _FORM = "sxm"  # the socket of a card, as people write it without a number
 # Cards before the RTX cards have the same numbers: the Quadro 4000 is a chip of 2010.
@@ -118,7 +118,7 @@ def _doubled_match(card: Card, sizes: set[int | None]) -> CardMatch | None:
     """The card with twice its memory, where the text says so; None: no card is sold so."""
     if "GeForce" not in card.name or "laptop" in _card_words(card) or card.memory_mib is None:
         return None
-    doubled = card.evolve(memory_mib=card.memory_mib * _DOUBLED, idle_mib=None)
+    doubled = card.evolve(memory_mib=card.memory_mib * _SOLDERED_FACTOR, idle_mib=None)
     if not any(size is not None and doubled.has_memory(size << 30) for size in sizes):
         return None
     return CardMatch(

@@ -16,7 +16,7 @@ from gateway.profiles.card_names import matched_cards
 from gateway.profiles.gpu_slices import SliceProfile, read_slice
 
 _MAX_GPUS, _MAX_LETTERS = 64, 200
-_BETWEEN_TERMS = re.compile(r"\+|,|;|&|\band\b|\bplus\b")
+_SEPARATOR = re.compile(r"\+|,|;|&|\band\b|\bplus\b")
 _COUNT_BEFORE = re.compile(r"(\d{1,3})\s*[x*]\s*|(\d{1,2})\s+(?:gpus?\s+|cards?\s+|of\s+)*(?=\S)")
 _COUNT_BEHIND = re.compile(
     r"\s*[x*:]\s*(\d{1,3})$|\s(\d{1,3})\s*x$|\s(\d{1,3})\s*(?:gpus?|cards?)$"
@@ -70,7 +70,7 @@ def parse_terms(
     if len(text) > _MAX_LETTERS:
         return None
     terms = []
-    for part in _BETWEEN_TERMS.split(plain_name(text)):
+    for part in _SEPARATOR.split(plain_name(text)):
         term = _term(part.strip(), cards, preference)
         if term is None:
             _refuse_other_makers(text)

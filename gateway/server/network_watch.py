@@ -108,7 +108,7 @@ class NetworkWatch:
             self._retry_at[a.name, b.name] = asyncio.get_running_loop().time() + _RETRY_S
             return
         facts = network_facts(a, b, network, time.time())
-        await asyncio.to_thread(self._store.keep_networks, facts)
+        await asyncio.to_thread(self._store.store_networks, facts)
         log.info(
             "a network between machines is measured",
             a=a.name,

@@ -74,6 +74,8 @@ class Mirror:
             self._write_pending(self.connection)
         except sqlite3.Error as error:
             log.warning("the mirror of the database could not be written", error=str(error))
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in HARMLESS_CODES:
+                self._make(source)
 
     def inspect(self, source: sqlite3.Connection) -> bool:
         """Inspect the file. Returns whether it is damaged and rests, so that it can be replaced."""

@@ -384,7 +384,7 @@ class Store:
             db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in outdated])
             db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
 
-    def keep_networks(self, facts: Collection[Fact]) -> None:
+    def store_networks(self, facts: Collection[Fact]) -> None:
         """Replace the measurements of these networks between machines."""
         subjects = {_fact_subject(fact.model_dump_json()) for fact in facts}
         query = "SELECT id, fact FROM facts WHERE json_extract(fact, '$.kind')='network_speed'"

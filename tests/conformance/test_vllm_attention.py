@@ -28,7 +28,9 @@ def query_of(q: Question) -> AttentionQuery:
     fields = {
         name: value for name, value in q._asdict().items() if name not in ("forced", "kv_heads")
     }
-    return AttentionQuery(**fields | {"recurrent": q.recurrent or ""})
+    has_sinks = fields.pop("sinks")
+    recurrent = q.recurrent or ""
+    return AttentionQuery(**fields | {"recurrent": recurrent, "has_sinks": has_sinks})
 
 
 @pytest.mark.parametrize("version", VLLM)

@@ -10,6 +10,8 @@ from tests.support.paths import ROOT
 from tests.support.scripts import script_module
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
+pytestmark = pytest.mark.engine
+
 SOURCES = (VLLM_REF, SGLANG_REF)
 # A whole version takes 20 s of CPU. These folders have the places of a start.
 FOLDERS = {

@@ -19,7 +19,7 @@ BatchId = Annotated[str, typer.Argument(help="Id of the batch in `batches ls`.")
 
 app = typer.Typer(no_args_is_help=True, help="Batches of your key.", rich_markup_mode=None)
 
-_MOST = 100
+_MAX_ROWS = 100
 # Fields of a batch with the time of a state, in their order.
 _MOMENTS = (
     "created_at",
@@ -37,7 +37,7 @@ _FILES = ("input_file_id", "output_file_id", "error_file_id")
 @app.command("ls")
 def ls(
     last: Annotated[
-        int, typer.Option("--last", "-n", min=1, max=_MOST, help="Number of batches.")
+        int, typer.Option("--last", "-n", min=1, max=_MAX_ROWS, help="Number of batches.")
     ] = 20,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +53,7 @@ def ls(
         optional=("ENDPOINT",),
     )
     if listing["has_more"]:
-        say(f"Older batches exist. `fitserve batches ls --last {_MOST}` lists more.")
+        say(f"Older batches exist. `fitserve batches ls --last {_MAX_ROWS}` lists more.")
 
 
 @app.command("show")

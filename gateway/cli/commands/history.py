@@ -68,9 +68,9 @@ def _author(version: dict[str, Any]) -> str:
 def _changes(version: dict[str, Any]) -> str:
     """The changes of a wish in one line, and why it was refused."""
     pairs = [
-        f"{change['what']}: {_value(change['old'])} -> {_value(change['new'])}"
-        if change["old"] is not None
-        else f"{change['what']}: {_value(change['new'])}"
+        f"{change['field']}: {_value(change['former'])} -> {_value(change['present'])}"
+        if change["former"] is not None
+        else f"{change['field']}: {_value(change['present'])}"
         for change in version["changes"]
     ]
     origin = f"as wish {version['restored']}; " if version["restored"] is not None else ""

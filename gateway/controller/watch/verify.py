@@ -140,8 +140,10 @@ async def _generates(
 async def _gather_proofs(
     proofs: dict[str, Coroutine[Any, Any, None]], report: Callable[[str], None]
 ) -> None:
-    """Run the proofs concurrently, and report those without an end yet. Raises the first _Refuted,
-    which ends the others."""
+    """Run the proofs concurrently, and report those without an end yet.
+
+    Raises the first _ProofFailedError, which ends the others.
+    """
     pending = dict.fromkeys(proofs)
 
     def show() -> None:

@@ -3,7 +3,7 @@
     python -m gateway.hosts.cluster.head_answer HEAD                      prints the answer
     python -m gateway.hosts.cluster.head_answer HEAD FILE MODULE ...      runs a module of Ray next
 
-The second form writes an answer that forbids the start to FILE, and ends with REFUSED. Question and
+The second form writes an answer that forbids the start to FILE, and ends with REFUSAL_CODE. Question and
 raylet share one import of Ray, which takes seconds.
 """
 
@@ -16,21 +16,21 @@ import socket
 import sys
 from pathlib import Path
 
-REFUSED = 86
+REFUSAL_CODE = 86
 """The exit code of a start that the answer forbids. `ray start` has no such code."""
 _CONNECT_S = 3.0
 
 
 def main() -> int:
     head, *start_arguments = sys.argv[1:]
-    answer = _ask_address(head)
+    answer = _query_address(head)
     if not start_arguments:
         sys.stdout.write(json.dumps(answer))
         return 0
     file, module, *arguments = start_arguments
     if not _allows_start(answer):
         Path(file).write_text(json.dumps(answer))
-        return REFUSED
+        return REFUSAL_CODE
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
@@ -44,7 +44,7 @@ def _allows_start(answer: dict[str, str]) -> bool:
     return (answer["ray"], answer["python"]) == (ray.__version__, platform.python_version())
 
 
-def _ask_address(address: str) -> dict[str, str]:
+def _query_address(address: str) -> dict[str, str]:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()

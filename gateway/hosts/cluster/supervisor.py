@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from gateway.errors import SettingsError
-from gateway.hosts.cluster.head_answer import REFUSED
+from gateway.hosts.cluster.head_answer import REFUSAL_CODE
 from gateway.hosts.cluster.head_check import HeadAway, judge, local_versions
 from gateway.hosts.cluster.membership import Membership, check_token, folder, node_socket
 from gateway.hosts.cluster.ray_start import raylet_command, raylet_environment
@@ -61,7 +61,7 @@ async def _run_raylet(membership: Membership, data: Path, join_event: asyncio.Ev
         await asyncio.to_thread(kill_orphaned_ray, socket)
         check_token(membership.token_file)
         code = await _run_once(command, environment, output)
-        if code == REFUSED:
+        if code == REFUSAL_CODE:
             judge(membership, json.loads(answer_file.read_bytes()), local_versions())
         join_event.set()
         return code

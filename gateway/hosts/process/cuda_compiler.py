@@ -15,7 +15,7 @@ from pathlib import Path
 
 VARIABLE = "FLASHINFER_EXTRA_CUDAFLAGS"
 OPTION = "--split-compile"
-"""Of nvcc since CUDA 12.1. Its value is the number of threads; 0: one for each core."""
+"""Option of nvcc. Its value is the number of threads; 0: one for each core."""
 _DEFAULT_FOLDER = Path("/usr/local/cuda")
 _HELP_S = 10.0
 
@@ -48,9 +48,9 @@ def find_compiler(env: Mapping[str, str]) -> Path | None:
 def _has_option(compiler: Path, _changed_ns: int) -> bool:
     """Whether the compiler's help names the option."""
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             [compiler, "--help"], capture_output=True, text=True, timeout=_HELP_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return f"{OPTION} " in done.stdout
+    return f"{OPTION} " in answer.stdout

@@ -187,15 +187,15 @@ class Keys:
         key = Key(name, hash_key(token), scopes, ends_at=ends_at)
         with self._lock:
             sessions = [key for key in self._sessions.values() if not key.has_ended()]
-            self._keep_sessions([*sessions, key][-_MAX_SESSIONS:])
+            self._replace_sessions([*sessions, key][-_MAX_SESSIONS:])
         return token
 
     def close_sessions(self, name: str) -> None:
         """End all page keys of a person."""
         with self._lock:
-            self._keep_sessions(key for key in self._sessions.values() if key.name != name)
+            self._replace_sessions(key for key in self._sessions.values() if key.name != name)
 
-    def _keep_sessions(self, sessions: Iterable[Key]) -> None:
+    def _replace_sessions(self, sessions: Iterable[Key]) -> None:
         """Make these the keys of people's pages, next to all other keys."""
         former_sessions, self._sessions = self._sessions, {key.digest: key for key in sessions}
         other_keys = [

@@ -55,7 +55,7 @@ class Peak:
         self._count = float(count)
         self._at = now
 
-    def note(self, count: int, now: float) -> None:
+    def record(self, count: int, now: float) -> None:
         self._count = max(float(count), self._decayed_count(now))
         self._at = now
 
@@ -80,15 +80,15 @@ class ClassLoad:
     def is_empty(self) -> bool:
         return not self._counts
 
-    def begin(self, priority: int, requests: int, now: float) -> None:
+    def start_request(self, priority: int, requests: int, now: float) -> None:
         """Count a request. requests: all of the engine, with this one."""
         if priority:
             self._counts[priority] = self._counts.get(priority, 0) + 1
         for later_priority, peak in self._peaks.items():
             if later_priority > priority:
-                peak.note(self.count_before(later_priority, requests), now)
+                peak.record(self.count_before(later_priority, requests), now)
 
-    def end(self, priority: int) -> None:
+    def finish_request(self, priority: int) -> None:
         if priority not in self._counts:
             return
         self._counts[priority] -= 1
@@ -151,7 +151,7 @@ class Overtakings:
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
-    def note(self, priority: int, waiting_classes: Iterable[int]) -> None:
+    def record(self, priority: int, waiting_classes: Iterable[int]) -> None:
         """Count a place that a request of that class got. waiting_classes: those with a waiting
         request."""
         self._counts = {

@@ -89,7 +89,7 @@ class Queue:
         self.rate.count()
         self._admissions += 1
         self._last_turns[wait.caller] = self._admissions
-        self.note_place(wait.call.priority)
+        self.record_place(wait.call.priority)
         self.remove(wait)
 
     @property
@@ -103,9 +103,9 @@ class Queue:
         is_first = min(self.classes, default=priority + 1) > priority
         return is_first and self.find_overdue(has_share) is None
 
-    def note_place(self, priority: int) -> None:
+    def record_place(self, priority: int) -> None:
         """Count the place that a request of that class gets."""
-        self._overtakings.note(priority, self.classes)
+        self._overtakings.record(priority, self.classes)
 
     def find_overdue(self, has_share: Callable[[int], bool]) -> QueueWait | None:
         """The first request of a class that was overtaken too often. has_share: whether a class

@@ -101,7 +101,7 @@ class Routes:
         )
         replica = self._choose(route, call, avoid) if can_begin else None
         if queue is not None and replica is not None and not call.is_light:
-            queue.note_place(call.priority)
+            queue.record_place(call.priority)
         if replica is None:
             is_ready = any(replica.id != avoid for replica in route.replicas)
             if not is_ready and not route.wait_s:
@@ -318,7 +318,7 @@ class Routes:
             load.requests += 1
             load.tokens += tokens
         if priority or self._class_loads:
-            self._begin_class(replica.id, priority, load.requests)
+            self._start_in_class(replica.id, priority, load.requests)
 
     def finish_request(self, replica: RoutedReplica, tokens: int = 1, priority: int = 0) -> None:
         load = self._loads[replica.id]
@@ -328,16 +328,16 @@ class Routes:
             load.requests -= 1
             load.tokens -= tokens
         if priority and (class_load := self._class_loads.get(replica.id)) is not None:
-            class_load.end(priority)
+            class_load.finish_request(priority)
         if self._queues:
             self._schedule()
 
-    def _begin_class(self, replica_id: str, priority: int, requests: int) -> None:
+    def _start_in_class(self, replica_id: str, priority: int, requests: int) -> None:
         load = self._class_loads.get(replica_id)
         if load is None and priority:
             load = self._class_loads[replica_id] = ClassLoad()
         if load is not None:
-            load.begin(priority, requests, self.clock_s())
+            load.start_request(priority, requests, self.clock_s())
 
     def progress(self, replica: RoutedReplica) -> None:
         """Note that the engine gave a client bytes of its answer."""

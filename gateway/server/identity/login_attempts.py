@@ -37,7 +37,7 @@ class LoginAttempts:
     def __init__(self) -> None:
         self._attempts: dict[bytes, LoginAttempt] = {}
 
-    def begin(self) -> tuple[LoginAttempt, Secret]:
+    def create(self) -> tuple[LoginAttempt, Secret]:
         """An attempt, and the cookie of its browser."""
         now = time.monotonic()
         self._attempts = {
@@ -50,7 +50,7 @@ class LoginAttempts:
         self._attempts[hash_key(state)] = attempt
         return attempt, cookie
 
-    def take(self, state: str, cookie: str) -> LoginAttempt:
+    def pop(self, state: str, cookie: str) -> LoginAttempt:
         """The attempt with that state, of that browser. Raises BadRequest."""
         attempt = self._attempts.pop(hash_key(state.encode()), None)
         if (

@@ -67,12 +67,12 @@ async def show_ways(request: Request) -> LoginWays:
 
 
 @router.get("/login", include_in_schema=False)
-async def begin_login(request: Request) -> Response:
+async def start_login(request: Request) -> Response:
     """Lead the browser to the provider."""
     identities = _identities(request)
     if identities.provider is None:
         raise _no_login_error()
-    attempt, cookie = identities.attempts.begin()
+    attempt, cookie = identities.attempts.create()
     url = await identities.provider.login_url(attempt)
     answer = RedirectResponse(url, 302, headers=_NO_STORE)
     # Lax, as the provider leads back here from its own page.
@@ -81,7 +81,7 @@ async def begin_login(request: Request) -> Response:
 
 
 @router.get("/callback", include_in_schema=False)
-async def end_login(
+async def finish_login(
     request: Request,
     state: _Text = "",
     code: _Text = "",
@@ -94,7 +94,7 @@ async def end_login(
         raise _no_login_error()
     name = _login_cookie(request)
     try:
-        attempt = identities.attempts.take(state, request.cookies.get(name, ""))
+        attempt = identities.attempts.pop(state, request.cookies.get(name, ""))
         if error:
             reason = error if _ERROR_CODE.fullmatch(error) else "an unknown reason"
             raise Forbidden(f"The provider refused the login: {reason}.", hint="Sign in once more.")

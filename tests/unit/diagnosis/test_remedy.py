@@ -62,7 +62,7 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
     text = "".join(path.read_text() for path in sources)
     kinds = {
         *re.findall(
-            r'(?:Failure\(\s*kind=|_Refuted\(\s*|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)',
+            r'(?:Failure\(\s*kind=|_ProofFailedError\(\s*|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)',
             text,
         )
     }
@@ -123,7 +123,7 @@ def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
 
 
 def test_the_gateway_has_a_reaction_to_everything_that_a_failure_proves() -> None:
-    assert set(REACTIONS) == set(Failure.model_fields["proves"].annotation.__args__)  # type: ignore[union-attr]
+    assert set(REACTIONS) == set(Failure.model_fields["proven_subject"].annotation.__args__)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,12 @@ class RecordedExchange:
     def first_byte(self, data: bytes) -> None:
         self.ended.append(f"first byte of {len(data)}")
 
-    def end(self, link: UpstreamConnection, *, is_reusable: bool) -> None:
+    def finish(self, link: UpstreamConnection, *, is_reusable: bool) -> None:
         link.flush(b"0\r\n\r\n" if link.is_framed else b"")
         self.ended.append(f"end, reusable: {is_reusable}")
         link.exchange = None
 
-    def take_failure(self, link: UpstreamConnection, reason: str) -> None:
+    def handle_failure(self, link: UpstreamConnection, reason: str) -> None:
         link.flush()
         self.ended.append("broke")
         link.exchange = None

@@ -450,9 +450,9 @@ def test_a_network_is_kept_once_and_other_facts_stay(store: Store) -> None:
 
     ratio = Fact(kind="speed_ratio", scope={}, value=1, grade="verified", source="x", at=1.0)
     store.add_facts([ratio])
-    store.keep_networks([fact(1, "a,b", "bandwidth"), fact(2, "a,b", "latency")])
-    store.keep_networks([fact(3, "a,c", "bandwidth")])
-    store.keep_networks([fact(4, "a,b", "bandwidth")])
+    store.store_networks([fact(1, "a,b", "bandwidth"), fact(2, "a,b", "latency")])
+    store.store_networks([fact(3, "a,c", "bandwidth")])
+    store.store_networks([fact(4, "a,b", "bandwidth")])
     assert [fact.value for fact in store.facts()] == [1, 2, 3, 4]
     networks = measured_facts(store.path, "network_speed")
     assert [fact.value for fact in networks] == [2, 3, 4]

@@ -57,7 +57,7 @@ def test_a_refused_wish_is_kept_with_its_reason_and_an_enforced_one_is_added_onc
         change = Change(wish=wish(name="a", context=context), generation=1, at=2.0)
         store.save_change(wish(name="a"), 0, change, WishOrigin(at=2.0))
         if reason:
-            store.save_change(wish(name="a"), 0, change.evolve(refused=reason))
+            store.save_change(wish(name="a"), 0, change.evolve(refusal_text=reason))
         else:
             store.save_change(change.wish, 1, None)
     rows = store.wishes.versions("a")
@@ -82,7 +82,7 @@ def test_commits_that_are_learned_later_belong_to_the_wish_in_force(store: Store
     store.add_model(wish(name="a"), 1.0)
     change = Change(wish=wish(name="a", context=5), generation=1, at=2.0)
     store.save_change(wish(name="a"), 0, change, WishOrigin(at=2.0))
-    store.save_change(wish(name="a"), 0, change.evolve(refused="no memory"))
+    store.save_change(wish(name="a"), 0, change.evolve(refusal_text="no memory"))
     commits = {"org/name": "1" * 40}
     store.save_wish(wish(name="a", commits=commits))
     assert [row.wish.commits for row in store.wishes.versions("a")] == [commits, {}]
@@ -107,7 +107,7 @@ def test_the_history_is_bounded_by_count_and_keeps_the_accepted_wishes(store: St
         for context in range(6, 11):
             change = Change(wish=wish(name="a", context=context), generation=9, at=2.0)
             store.save_change(wish(name="a", context=5), 5, change, WishOrigin(at=2.0))
-            store.save_change(wish(name="a", context=5), 5, change.evolve(refused="no"))
+            store.save_change(wish(name="a", context=5), 5, change.evolve(refusal_text="no"))
         # The last refusal is pruned by the next change.
         assert contexts(store) == [4, 5, 7, 8, 9, 10]
     assert numbers(store)[-1] == 11

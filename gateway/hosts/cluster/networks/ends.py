@@ -23,13 +23,13 @@ from gateway.domain import Network
 from gateway.hosts.cluster.networks.transfer import STREAMS, receive, send
 
 KEY_BYTES = 32
-_CONTROL, _UP, _DOWN, _PING = b"c", b"u", b"d", b"p"
+_CONTROL, _UP, _DOWN, _PROBE = b"c", b"u", b"d", b"p"
 _RATE = struct.Struct("!d")
 # Longer than a transfer: the other machine is gone.
 _SILENCE_S = 8.0
-_GREETING_S = 2.0
-_PINGS = 40
-_PING_S = 1.0
+_IDENTITY_S = 2.0
+_PROBES = 40
+_PROBES_S = 1.0
 
 
 class Listener:
@@ -56,7 +56,7 @@ class Listener:
         """Answer one measurement. Raises OSError."""
         with closing(self._accept(_CONTROL, 1)[0]) as control:
             while command := control.recv(1):
-                if command == _PING:
+                if command == _PROBE:
                     control.sendall(command)
                 elif command == _UP:
                     rate = receive(self._accept(_UP, STREAMS))
@@ -76,8 +76,8 @@ class Listener:
             while len(accepted) < count:
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
                 connection, _ = self._socket.accept()
-                connection.settimeout(_GREETING_S)
-                if hmac.compare_digest(_greeting(connection), self._key + role):
+                connection.settimeout(_IDENTITY_S)
+                if hmac.compare_digest(_read_identity(connection), self._key + role):
                     _prepare(connection)
                     accepted.append(connection)
                 else:
@@ -108,9 +108,9 @@ def measure(address: str, port: int, key: str) -> Network:
 def _round_trips(control: socket.socket) -> list[float]:
     """Seconds of each round trip of one byte. Raises OSError."""
     begin, times = time.perf_counter(), list[float]()
-    while len(times) < _PINGS and (not times or time.perf_counter() - begin < _PING_S):
+    while len(times) < _PROBES and (not times or time.perf_counter() - begin < _PROBES_S):
         sent_at = time.perf_counter()
-        control.sendall(_PING)
+        control.sendall(_PROBE)
         _read(control, 1)
         times.append(time.perf_counter() - sent_at)
     return times
@@ -134,7 +134,7 @@ def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _greeting(connection: socket.socket) -> bytes:
+def _read_identity(connection: socket.socket) -> bytes:
     """The first bytes of a connection, or none where the caller sends too few."""
     with suppress(OSError):
         return _read(connection, KEY_BYTES + 1)

@@ -48,7 +48,7 @@ FAILED = KnownFacts([failure_fact(attempt(plan=PLAN), "did not wake up", 1.0)])
         ({"engine": SLEEPS.evolve(has_sleep_mode=False)}, "no sleep mode"),
         ({"engine": SLEEPS.evolve(flags={})}, "no sleep mode"),
         ({"args": {"cpu-offload-gb": 4}}, "--cpu-offload-gb"),
-        ({"adapters": True}, "LoRA adapters"),
+        ({"has_adapters": True}, "LoRA adapters"),
         ({"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}, "expandable_segments"),
         ({"facts": FAILED}, "it failed here: "),
         ({"ram_bytes": 2 * GIB}, "of RAM, and the machine has 2.00 GiB"),

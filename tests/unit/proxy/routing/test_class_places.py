@@ -123,10 +123,10 @@ def test_a_peak_halves_in_its_time_and_a_new_peak_counts_immediately() -> None:
     load = ClassLoad()
     assert load.peak_before(BATCH, 0, 0.0) == 0
     for requests in range(1, 17):
-        load.begin(0, requests, 0.0)
+        load.start_request(0, requests, 0.0)
     peaks = [load.peak_before(BATCH, 0, turn * HALF_LIFE_S) for turn in range(6)]
     assert peaks == [16, 8, 4, 2, 1, 0]
-    load.begin(0, 5, 6 * HALF_LIFE_S)
+    load.start_request(0, 5, 6 * HALF_LIFE_S)
     assert load.peak_before(BATCH, 0, 6 * HALF_LIFE_S) == 5
 
 
@@ -135,7 +135,7 @@ def test_a_class_observes_the_classes_before_it_alone() -> None:
     for priority in CLASSES:
         load.peak_before(priority, 0, 0.0)
     for requests, priority in enumerate((-100, -100, 0, 100, 100, 100), start=1):
-        load.begin(priority, requests, 0.0)
+        load.start_request(priority, requests, 0.0)
     assert [load.count_before(priority, 6) for priority in CLASSES] == [0, 2, 3]
     assert [load.peak_before(priority, 6, 0.0) for priority in CLASSES] == [0, 2, 3]
 
@@ -151,9 +151,9 @@ def test_a_normal_request_leaves_the_peak_of_interactive_ones_free() -> None:
     load = ClassLoad()
     assert load.limit(0, 40, 0, 0.0) == 40
     for requests in range(1, 5):
-        load.begin(-100, requests, 0.0)
+        load.start_request(-100, requests, 0.0)
     for _ in range(4):
-        load.end(-100)
+        load.finish_request(-100)
     assert load.limit(0, 40, 0, 0.0) == 28
     assert load.limit(-100, 40, 0, 0.0) == 40
 
@@ -163,11 +163,11 @@ def test_a_batch_takes_no_place_that_normal_requests_leave_to_interactive_ones()
     for priority in CLASSES:
         load.peak_before(priority, 0, 0.0)
     for requests in range(1, 11):
-        load.begin(-100, requests, 0.0)
+        load.start_request(-100, requests, 0.0)
     for _ in range(10):
-        load.end(-100)
+        load.finish_request(-100)
     for requests in range(1, 21):
-        load.begin(0, requests, 0.0)
+        load.start_request(0, requests, 0.0)
     assert [load.limit(priority, 40, 20, 0.0) for priority in CLASSES] == [40, 22, 22]
 
 
@@ -262,8 +262,8 @@ def test_each_batch_is_served_while_chats_come_for_ever(capacity: int, batches: 
 def test_the_class_overtaken_most_often_gets_the_turn() -> None:
     overtakings = Overtakings()
     for _ in range(TURN):
-        overtakings.note(-100, {100, 0})
-    overtakings.note(0, {100, 0})
+        overtakings.record(-100, {100, 0})
+    overtakings.record(0, {100, 0})
     assert overtakings.class_in_turn({100, 0}, lambda _: False) == 100
     assert overtakings.class_in_turn({0}, lambda _: False) is None
     assert overtakings.class_in_turn({100, 0}, lambda _: True) is None

@@ -221,7 +221,7 @@ def test_a_batch_leaves_places_free_that_other_workers_keep_for_chats() -> None:
     assert routes.pick(ROUTE, Call("chat", "m")) is replica
 
 
-def test_a_worker_reports_the_places_that_it_keeps_for_chats() -> None:
+def test_a_worker_reports_its_places_for_chats() -> None:
     routes = SharedRoutes(begin(), SharedMemory())
     replica = ROUTE.replicas[0]
     routes.pick(ROUTE, Call("chat", "m", priority=100))

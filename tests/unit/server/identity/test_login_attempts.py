@@ -15,40 +15,40 @@ MODULE = "gateway.server.identity.login_attempts"
 
 def test_an_attempt_is_taken_once() -> None:
     attempts = LoginAttempts()
-    attempt, cookie = attempts.begin()
-    assert attempts.take(attempt.state.reveal(), cookie.reveal()) == attempt
+    attempt, cookie = attempts.create()
+    assert attempts.pop(attempt.state.reveal(), cookie.reveal()) == attempt
     with pytest.raises(BadRequest, match="not begun in this browser"):
-        attempts.take(attempt.state.reveal(), cookie.reveal())
+        attempts.pop(attempt.state.reveal(), cookie.reveal())
 
 
 def test_another_browser_cannot_end_an_attempt_nor_can_its_guess_be_repeated() -> None:
     attempts = LoginAttempts()
-    attempt, cookie = attempts.begin()
-    _, other_cookie = attempts.begin()
+    attempt, cookie = attempts.create()
+    _, other_cookie = attempts.create()
     for wrong_cookie in (other_cookie.reveal(), "", cookie.reveal()):
         with pytest.raises(BadRequest):
-            attempts.take(attempt.state.reveal(), wrong_cookie)
+            attempts.pop(attempt.state.reveal(), wrong_cookie)
 
 
 def test_an_attempt_ends() -> None:
     attempts = LoginAttempts()
     with mock.patch(f"{MODULE}.time.monotonic", return_value=100.0):
-        attempt, cookie = attempts.begin()
+        attempt, cookie = attempts.create()
     with (
         mock.patch(f"{MODULE}.time.monotonic", return_value=100.0 + LOGIN_S),
         pytest.raises(BadRequest),
     ):
-        attempts.take(attempt.state.reveal(), cookie.reveal())
+        attempts.pop(attempt.state.reveal(), cookie.reveal())
 
 
 def test_the_oldest_attempts_make_room() -> None:
     attempts = LoginAttempts()
     with mock.patch.object(login_attempts, "_MAX_LOGINS", 3):
-        logins = [attempts.begin() for _ in range(4)]
+        logins = [attempts.create() for _ in range(4)]
     with pytest.raises(BadRequest):
-        attempts.take(logins[0][0].state.reveal(), logins[0][1].reveal())
+        attempts.pop(logins[0][0].state.reveal(), logins[0][1].reveal())
     for attempt, cookie in logins[1:]:
-        assert attempts.take(attempt.state.reveal(), cookie.reveal()) == attempt
+        assert attempts.pop(attempt.state.reveal(), cookie.reveal()) == attempt
 
 
 def test_no_secret_of_an_attempt_is_shown() -> None:

@@ -63,7 +63,7 @@ def main(folder: Path, restarts: int) -> None:
     except Unforkable as error:
         print(f"A module is left to the fork: {error}.", file=sys.stderr)  # noqa: T201
         restart(restarts)
-    keep_hashes(HASHES)
+    cache_hashes(HASHES)
     gc.collect()
     gc.freeze()
     server = ForkServer(folder, watch, changes(spec["env"], os.environ))
@@ -74,7 +74,7 @@ def main(folder: Path, restarts: int) -> None:
         run(argv)
 
 
-def keep_hashes(names: Iterable[str]) -> None:
+def cache_hashes(names: Iterable[str]) -> None:
     """Call the functions `MODULE:NAME` of imported modules, which keep their answer for forks."""
     for name in names:
         module_name, _, attribute = name.partition(":")

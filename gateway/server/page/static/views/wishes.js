@@ -69,7 +69,7 @@ async function rollBack(name, path, { number }, refresh) {
   }
   const detail = effects.reason
     ? `No plan: ${effects.reason}`
-    : effects.anew
+    : effects.restarts_engines
       ? "New engines are started. If there is room, the old ones serve until then."
       : "No engine is restarted.";
   const isConfirmed = await confirm(`Restore wish ${number} of ${name}?`, detail, {

@@ -69,9 +69,9 @@ async def test_the_history_names_author_program_and_changes(tmp_path: Path) -> N
         (2, "admin", "API", "former"),
         (1, "admin", "API", "former"),
     ]
-    assert rows[0]["changes"] == [{"what": "aliases", "old": "x", "new": "y"}]
-    assert rows[1]["changes"] == [{"what": "policy", "old": None, "new": "keep_alive=300.0"}]
-    assert {row["what"] for row in rows[3]["changes"]} == {"endpoints"}
+    assert rows[0]["changes"] == [{"field": "aliases", "former": "x", "present": "y"}]
+    assert rows[1]["changes"] == [{"field": "policy", "former": None, "present": "keep_alive=300.0"}]
+    assert {row["field"] for row in rows[3]["changes"]} == {"endpoints"}
     assert rows[0]["at"] > rows[3]["at"] > 1e9
 
 
@@ -86,7 +86,7 @@ async def test_a_rollback_restores_every_field_and_can_be_taken_back(tmp_path: P
         second_wish = await wish_of(server)
         dry_run = await roll_back(server, query="?dry_run=true")
         assert dry_run.status_code == 200
-        assert {"what": "context", "old": "1024", "new": "512"} in dry_run.json()["wish"]
+        assert {"field": "context", "former": "1024", "present": "512"} in dry_run.json()["wish"]
         assert await wish_of(server) == second_wish
         assert (await roll_back(server)).status_code == 202
         await settle(server, context=512)

@@ -97,7 +97,7 @@ def test_a_model_that_does_not_chat_is_not_asked() -> None:
     chat_plan = chatting()
     base, embeds = (
         chat_plan.evolve(model=chat_plan.model.evolve(**change))
-        for change in ({"chat": False}, {"task": "embed"})
+        for change in ({"has_chat": False}, {"task": "embed"})
     )
     for plan_without_chat, why in ((base, "no chat template"), (embeds, "does not generate")):
         assert not questions(plan_without_chat)

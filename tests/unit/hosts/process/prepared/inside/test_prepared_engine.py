@@ -16,7 +16,7 @@ def test_hashes_of_imported_packages_are_kept(monkeypatch: pytest.MonkeyPatch) -
     package.key = lambda: calls.append("key")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "toy_compiler", package)
     names = ("toy_compiler:key", "toy_compiler:missing", "nowhere_imported:key")
-    prepared_engine.keep_hashes(names)
+    prepared_engine.cache_hashes(names)
     assert calls == ["key"]
     assert "nowhere_imported" not in sys.modules
 
@@ -28,4 +28,4 @@ def test_a_hash_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     package = types.ModuleType("toy_compiler")
     package.key = fail  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "toy_compiler", package)
-    prepared_engine.keep_hashes(("toy_compiler:key",))
+    prepared_engine.cache_hashes(("toy_compiler:key",))
