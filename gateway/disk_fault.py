@@ -17,7 +17,8 @@ ROOM_BYTES = 1024 * 1024
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM})
 # These codes equal those of sqlite3, which a plan does not load.
-_SQLITE_FULL, _SQLITE_IOERR = 13, 10
+_SQLITE_FULL = 13
+_SQLITE_IOERR = 10
 # Numbers of errors of the system that a disk causes.
 DISK_ERRORS = _NO_SPACE | _NO_PERMISSION | {errno.EROFS, errno.EIO, errno.EFBIG}
 # Bytes of a write that shows why a disk refuses another one.

@@ -29,7 +29,8 @@ SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 SETTINGS_KEYS = ("admin", "api")
 PriorityClass = Literal["interactive", "normal", "batch"]
 PRIORITIES: dict[PriorityClass, int] = {"interactive": -100, "normal": 0, "batch": 100}
-FIRST_PRIORITY, LAST_PRIORITY = -1000, 1000
+FIRST_PRIORITY = -1000
+LAST_PRIORITY = 1000
 
 
 class UsageRow(NamedTuple):

@@ -165,13 +165,15 @@ def _fold_case(text: str) -> str:
 def _hide_parts(text: str, value: str, label: str) -> str:
     """The text with the label for each run of characters that the value has too."""
     forms_text = "\n".join(map(_fold_case, _forms(value)))
-    lower_text, lower_label = _fold_case(text), _fold_case(label)
+    lower_text = _fold_case(text)
+    lower_label = _fold_case(label)
     hidden = bytearray(len(text))
     for start in range(len(text) - _PART + 1):
         part = lower_text[start : start + _PART]
         if part in forms_text and part not in lower_label:
             hidden[start : start + _PART] = b"x" * _PART
-    pieces, position = [], 0
+    pieces = []
+    position = 0
     for match in re.finditer(b"x+", hidden):
         pieces += [text[position : match.start()], label]
         position = match.end()

@@ -61,7 +61,9 @@ class ErrorBackoff:
 
     def clear(self) -> None:
         """Note that the work succeeded."""
-        self.problem, self.count, self._retry_at = None, 0, 0.0
+        self.problem = None
+        self.count = 0
+        self._retry_at = 0.0
 
 
 class SupervisedTask:

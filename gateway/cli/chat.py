@@ -58,7 +58,8 @@ class _AnswerClock:
         if self._first_s is None:
             return "There was no answer."
         parts = [f"first token after {self._first_s - self._start_s:.2f} s"]
-        prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        prompt = usage.get("prompt_tokens")
+        tokens = usage.get("completion_tokens")
         # A foreign engine may send anything.
         if type(prompt) is int and type(tokens) is int:
             parts.append(
@@ -80,7 +81,8 @@ class Chat:
 
     def __init__(self, model: str, system: str | None = None, *, is_verbose: bool = False) -> None:
         """is_verbose: print the speed of each answer."""
-        self._model, self._is_verbose = model, is_verbose
+        self._model = model
+        self._is_verbose = is_verbose
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = [*self._first]
         self.parameters: dict[str, Any] = {}
@@ -160,9 +162,13 @@ class Chat:
         """Ask, and print the answer as it arrives. False: Ctrl-C stopped it; its beginning counts
         as an answer. Raises the gateway's own error."""
         self.messages.append({"role": "user", "content": question})
-        answer_text, thoughts, flow, is_complete = "", "", StreamedText(), True
+        answer_text = ""
+        thoughts = ""
+        flow = StreamedText()
+        is_complete = True
         shows_thoughts = StandardStreams.detect().is_output_terminal and not as_json
-        clock, self._usage = _AnswerClock(), {}
+        clock = _AnswerClock()
+        self._usage = {}
         try:
             for thought, text in self._pieces():
                 clock.record_piece()
@@ -170,7 +176,8 @@ class Chat:
                     flow.write(thought, is_dim=True)
                 if text and thoughts and not answer_text and shows_thoughts:
                     flow.finish()
-                thoughts, answer_text = thoughts + thought, answer_text + text
+                thoughts = thoughts + thought
+                answer_text = answer_text + text
                 if not as_json:
                     flow.write(text)
         except KeyboardInterrupt:

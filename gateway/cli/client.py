@@ -99,7 +99,8 @@ def stream_lines(path: str, body: Any) -> Iterator[str]:
     """The lines of the answer to a POST as they arrive."""
     import codecs
 
-    decoder, tail = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    tail = ""
     for piece in stream(path, {}, method="POST", body=body):
         *lines, tail = (tail + decoder.decode(piece)).split("\n")
         yield from lines
@@ -156,9 +157,11 @@ def gateway_url(host: str | None, port: int | None) -> str:
         url_parts = urlsplit(
             f"//[{address}]" if address.count(":") > 1 and "[" not in address else f"//{address}"
         )
-        name, typed_port = url_parts.hostname, url_parts.port
+        name = url_parts.hostname
+        typed_port = url_parts.port
     except ValueError:
-        name, typed_port = None, None
+        name = None
+        typed_port = None
     if not name or url_parts.path or (port is not None and typed_port not in (None, port)):
         raise BadRequest(
             f"{shown_address(host or '')!r} is not the address of a gateway.",
@@ -260,10 +263,12 @@ def _foreign_program_error(client: httpx.Client, status: int) -> NotReady:
 def _reported_error(status: int, body: bytes) -> FitserveError:
     try:
         content = json.loads(body)["error"]
-        message, code = str(content["message"]), str(content.get("code"))
+        message = str(content["message"])
+        code = str(content.get("code"))
         param = content.get("param")
     except (ValueError, KeyError, TypeError, AttributeError):
-        message, code = f"The gateway answered with status {status}.", FitserveError.code
+        message = f"The gateway answered with status {status}."
+        code = FitserveError.code
         param = None
     if status == Unauthorized.status:
         message += " Set FITSERVE_KEY, or give --key before the command."

@@ -54,7 +54,8 @@ def install(
 ) -> Path:
     """Build the environment unless it is complete. Returns its folder. wheels: a folder with all
     wheels, used instead of an index. Raises BadRequest, InstallFailedError."""
-    recipe, folder = _install_recipe(engine), engine_dir(settings.data, engine)
+    recipe = _install_recipe(engine)
+    folder = engine_dir(settings.data, engine)
     if wheels is None and not is_installed(settings.data, engine):
         _check_packages(engine, recipe, profiles)
     folder.mkdir(parents=True, exist_ok=True)

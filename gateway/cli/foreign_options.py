@@ -34,7 +34,8 @@ def translated_arguments(arguments: Sequence[str], error: Any) -> tuple[list[str
     if place is None or not option.startswith("--") or option in names or "--arg" not in names:
         return None
     _, separator, value = arguments[place].partition("=")
-    earlier_arguments, later_arguments = list(arguments[:place]), list(arguments[place + 1 :])
+    earlier_arguments = list(arguments[:place])
+    later_arguments = list(arguments[place + 1 :])
     if (equal_option := _EQUAL_OPTIONS.get(option)) in names and equal_option is not None:
         equal_arguments = [equal_option, value] if separator else [equal_option]
         return [*earlier_arguments, *equal_arguments, *later_arguments], equal_option
@@ -45,7 +46,8 @@ def translated_arguments(arguments: Sequence[str], error: Any) -> tuple[list[str
     if not separator and not is_switch:
         if not later_arguments or later_arguments[0].startswith("--"):
             return None
-        value, later_arguments = later_arguments[0], later_arguments[1:]
+        value = later_arguments[0]
+        later_arguments = later_arguments[1:]
     form_text = f"{flag}={value}" if value else flag
     # The value may be a secret, so the form does not repeat it.
     form = f"--arg {flag}=VALUE" if value else f"--arg {flag}"

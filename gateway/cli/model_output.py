@@ -64,7 +64,8 @@ def detail_text(view: Any) -> str:
 
 def start_text(start: Any) -> str:
     """The phase of a start, with elapsed and expected seconds; "": nothing is known yet."""
-    phase, expected_start = start["phase"], start["expected"]
+    phase = start["phase"]
+    expected_start = start["expected"]
     texts = []
     if phase is not None:
         usual_s = expected_start["phases"].get(phase) if expected_start is not None else None
@@ -115,7 +116,8 @@ def keep_alive_text(view: Any, now_s: float) -> str:
     """How long the model stays loaded without a request."""
     from gateway.domain.units import duration_text
 
-    policy, keep_alive_s = view["wish"]["policy"], view["keep_alive"]
+    policy = view["wish"]["policy"]
+    keep_alive_s = view["keep_alive"]
     if keep_alive_s is None:
         return ""
     if policy["pinned"]:

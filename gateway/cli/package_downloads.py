@@ -78,7 +78,8 @@ def run_uv(command: Sequence[str], environment: Mapping[str, str], title: str) -
 
 def _show_downloads(lines: queue.Queue[str | None], title: str) -> str:
     """Show the downloads until the lines end. Returns the lines that are not a report."""
-    downloads, message = PackageDownloads(), ""
+    downloads = PackageDownloads()
+    message = ""
     show: Callable[[int, int], None] | None = None
     start = 0
     with ExitStack() as bar:
@@ -92,7 +93,8 @@ def _show_downloads(lines: queue.Queue[str | None], title: str) -> str:
             if line and not downloads.read_line(line):
                 message += line
             if downloads.total and show is None:
-                show, start = bar.enter_context(progress_bar(title)), count_received_bytes()
+                show = bar.enter_context(progress_bar(title))
+                start = count_received_bytes()
             if show is not None:
                 show(downloads.count_bytes(count_received_bytes() - start), downloads.total)
 

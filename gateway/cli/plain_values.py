@@ -30,7 +30,8 @@ class PlainValues:
 
 
 def _read_plain(value: Any, param: Any) -> Any:
-    kind, info = param.type_descriptor.annotation, param.type_descriptor.parameter_info
+    kind = param.type_descriptor.annotation
+    info = param.type_descriptor.parameter_info
     if value is None:
         return () if param.multiple or param.nargs == -1 else None
     if info.parser is not None or info.path_type is not None or info.resolve_path:
@@ -44,7 +45,9 @@ def _read_plain(value: Any, param: Any) -> Any:
     ):
         return [*value]
     if kind is int and type(value) is str and _INTEGER.fullmatch(value) and not info.clamp:
-        minimum, maximum, number = info.min, info.max, int(value)
+        minimum = info.min
+        maximum = info.max
+        number = int(value)
         if (minimum is None or number >= minimum) and (maximum is None or number <= maximum):
             return number
     return _NO_VALUE

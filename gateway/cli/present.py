@@ -29,7 +29,8 @@ class PlanRows(NamedTuple):
     option: str = "--all"
 
 
-SHORT_DETAIL, FULL_DETAIL = PlanRows(is_full=False), PlanRows(is_full=True)
+SHORT_DETAIL = PlanRows(is_full=False)
+FULL_DETAIL = PlanRows(is_full=True)
 
 
 def show_decision(decision: Any, *, as_json: bool, detail: PlanRows = SHORT_DETAIL) -> None:

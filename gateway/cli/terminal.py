@@ -166,7 +166,8 @@ class StreamedText:
     def _wrap_word(self, char: str) -> str:
         """The character, and before it the moves that bring its word to the next line."""
         if char == "\n":
-            self._at, self._word = 0, ""
+            self._at = 0
+            self._word = ""
             return char
         # Chinese and similar characters are twice as wide, and a line may end after each.
         columns = 1 + (char >= _FIRST_WIDE_CHARACTER)
@@ -176,7 +177,8 @@ class StreamedText:
                 "" if char.isspace() or columns == 2 or len(self._word) >= self._at else self._word
             )
             cursor_codes = (f"\x1b[{len(word)}D\x1b[K" if word else "") + "\n" + word
-            self._at, self._word = len(word), word
+            self._at = len(word)
+            self._word = word
             char = "" if char == " " else char
         self._at += columns if char else 0
         self._word = "" if char.isspace() or columns == 2 else self._word + char
@@ -238,7 +240,8 @@ def _progress_lines(title: str) -> Callable[[int, int], None]:
     reported_bytes: dict[int, tuple[float, int]] = {}
 
     def report(bytes_done: int, total: int) -> None:
-        tenth, now_s = _TENTHS * bytes_done // max(total, 1), time.monotonic()
+        tenth = _TENTHS * bytes_done // max(total, 1)
+        now_s = time.monotonic()
         if tenth in reported_bytes:
             return
         reported_bytes[tenth] = now_s, bytes_done

@@ -16,7 +16,9 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     first: the start of its first line.
     indent: the indent of every line after the first.
     """
-    width, begin, text_indent = _width(), first, " " * indent
+    width = _width()
+    begin = first
+    text_indent = " " * indent
     if width is None:
         say(f"{begin}{visible_line(text)}")
         return
@@ -64,7 +66,8 @@ def print_table(
         if width is None or _indent(lines) <= width:
             break
         lines = _drop_column(lines, lines[0].index(name))
-    widths, indent = _widths(lines), _indent(lines)
+    widths = _widths(lines)
+    indent = _indent(lines)
     if width is not None and indent > width:
         _print_narrow_table(lines, width, tuple(lines[0]) if any(head) else head)
         return

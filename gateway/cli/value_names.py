@@ -30,7 +30,8 @@ _TEXTS = {
 
 def value_name(param: Any) -> str:
     """The name of an option's or argument's value."""
-    choices, kind = param.type_descriptor.choices, param.type_descriptor.annotation
+    choices = param.type_descriptor.choices
+    kind = param.type_descriptor.annotation
     if choices:
         return "|".join(str(choice.value) for choice in choices)
     if kind in (int, float, list[int]):

@@ -38,7 +38,8 @@ log = Logger("fitserve.loop")
 
 # Seconds between two counts of ended requests while no request waits, and between two writes of the
 # last use.
-_COUNT_S, _NOTE_S = 1.0, 60.0
+_COUNT_S = 1.0
+_NOTE_S = 60.0
 
 
 class Evictor:
@@ -175,7 +176,9 @@ class Evictor:
                 attempt.instance_name in models_by_instance for attempt in replica.attempts
             )
             if must_stay or not is_running:
-                replica.eviction, replica.planning.looks_again, model.was_evicted = None, True, True
+                replica.eviction = None
+                replica.planning.looks_again = True
+                model.was_evicted = True
                 self._fleet.schedule_replanning()
 
     def _record_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
@@ -342,7 +345,8 @@ class Evictor:
 
 
 def _build_copy(model: ManagedModel, replica: ReplicaState) -> Copy:
-    attempt, woken = replica.attempt, replica.wake_times
+    attempt = replica.attempt
+    woken = replica.wake_times
     if (
         replica.eviction is None
         and attempt is not None

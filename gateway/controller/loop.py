@@ -150,7 +150,8 @@ class Loop:
         attempts: Attempts,
     ) -> Effects:
         """The effects of all steps, which share one planner of replicas."""
-        launcher, patience_s = self._launcher, self._settings.start_timeout_s
+        launcher = self._launcher
+        patience_s = self._settings.start_timeout_s
         replica_planner = ReplicaPlanner(planner, patience_s / 2, wishes.store_commits)
         return Effects(
             PlanSteps(replica_planner, reader, attempts, launcher, self._gpus),
@@ -274,7 +275,8 @@ class Loop:
 
     async def _pass(self) -> None:
         """One look at the world and, for every replica, the next step."""
-        former_instances, instances = self._instances or [], await self._host.list()
+        former_instances = self._instances or []
+        instances = await self._host.list()
         self._instances = instances
         self.health.host_problem, problem = None, await self._store_problem()
         self._retry_on_freed_gpus(former_instances, instances)

@@ -22,7 +22,9 @@ class OfferTransfers:
         measures: Callable[[Collection[str], str], bool],
         shrink: Callable[[ManagedModel, Offer, Collection[str]], None],
     ) -> None:
-        self._fleet, self._measures, self._shrink = fleet, measures, shrink
+        self._fleet = fleet
+        self._measures = measures
+        self._shrink = shrink
 
     def request_offers(self, model: ManagedModel, instances: Collection[Instance]) -> None:
         """Have other models give the offers that this one waits for.

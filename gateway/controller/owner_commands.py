@@ -142,14 +142,17 @@ class OwnerCommands:
         model = self._fleet.model(name)
         now = time.time()
         await asyncio.to_thread(self._store.forgive, name, now)
-        model.forgiven_at, model.is_unloaded = now, False
+        model.forgiven_at = now
+        model.is_unloaded = False
         model.inquiry_problems.clear()
         # Work under way keeps its own references. Answers stay on disk as long as their source
         # exists.
-        model.pins, model.answers = {}, {}
+        model.pins = {}
+        model.answers = {}
         model.setback.clear()
         for replica in model.replicas:
-            replica.planning.blocked_reason, replica.planning.failed_planning = None, None
+            replica.planning.blocked_reason = None
+            replica.planning.failed_planning = None
             replica.setback.clear()
         self._wake()
         return model
@@ -195,7 +198,9 @@ class OwnerCommands:
                 if not replica.has_engine:
                     replica.status = NoAction("starting", "its owner starts it")
             # A start by the owner counts as a request.
-            model.used_at, model.was_evicted, model.is_unloaded = time.time(), False, False
+            model.used_at = time.time()
+            model.was_evicted = False
+            model.is_unloaded = False
         self._wake()
         return model
 

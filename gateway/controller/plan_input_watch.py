@@ -59,7 +59,8 @@ class PlanInputWatch:
         others."""
         inputs = await self._reader.read(blocked_models)
         # A first look knows nothing about the time of the plans before it.
-        neighbours, former_neighbours = self._fleet.placed_attempts(), self._neighbours
+        neighbours = self._fleet.placed_attempts()
+        former_neighbours = self._neighbours
         self._neighbours = neighbours
         is_other = former_neighbours is not None and former_neighbours != neighbours
         changed_names = {

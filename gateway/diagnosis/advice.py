@@ -218,7 +218,10 @@ def advice_of_message(
 def _limits(message: str, flags: KnownFlags) -> Iterator[_Change]:
     """The changes that two compared settings allow: each up to, or down to, the other."""
     for match in _LIMIT.finditer(message):
-        first, low, second, high = match[1], match[2], match[5], match[6]
+        first = match[1]
+        low = match[2]
+        second = match[5]
+        high = match[6]
         is_smaller = bool(match["smaller"])
         for name, verb, number in (
             (first, "raise" if is_smaller else "lower", high),
@@ -233,7 +236,9 @@ def _limits(message: str, flags: KnownFlags) -> Iterator[_Change]:
 
 def _bounded_change(match: re.Match[str], flag: str) -> _Change:
     """The change that "reduce NAME to 4" or "set NAME to at least 4" asks for."""
-    verb, end, number = match["verb"].lower(), (match["end"] or "").lower(), match[4]
+    verb = match["verb"].lower()
+    end = (match["end"] or "").lower()
+    number = match[4]
     if verb in ("decrease", "reduce", "lower") or end in ("at most", "below"):
         return _Change("lower", flag, f"at most {number}")
     if verb == "set" and end in ("", "to"):

@@ -45,7 +45,9 @@ class FailureCandidate:
 
     def set_message(self, message: str, columns: int) -> None:
         """Begin the message with a line of this many columns."""
-        self.message, self.columns, self.last_columns = message, columns, columns
+        self.message = message
+        self.columns = columns
+        self.last_columns = columns
 
     def join(self, text: str, columns: int) -> tuple[str, str]:
         """The message with a line that a terminal may have broken off, without and with a space.
@@ -53,7 +55,8 @@ class FailureCandidate:
         A line that fills the terminal lost no space.
         """
         self.columns = max(columns, self.columns)
-        joined_text, spaced_text = self.message + text, f"{self.message} {text}"
+        joined_text = self.message + text
+        spaced_text = f"{self.message} {text}"
         self.message = (joined_text if self.last_columns >= self.columns - 1 else spaced_text)[
             :_MAX_MESSAGE_CHARACTERS
         ]

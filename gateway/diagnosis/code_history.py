@@ -125,7 +125,8 @@ class CodeHistory:
 
         A line of it that is gone says more than any other change. None: it has the same code.
         """
-        key, first = function_hash(path, name), None
+        key = function_hash(path, name)
+        first = None
         line_key = line_hash(path, name, line) if line.strip() else -1
         for step in self._steps_between(*bounds):
             if _has_key(step.removals, key):
@@ -135,7 +136,8 @@ class CodeHistory:
                     return CodeChange(step.version, "line")
                 first = first or CodeChange(step.version, "changed")
             if key in step.moved:
-                key, line_key = step.moved[key], -1
+                key = step.moved[key]
+                line_key = -1
         return first
 
     def has_changed(self, path: str, name: str, older_version: str, newer_version: str) -> bool:
@@ -203,9 +205,11 @@ def decode(data: bytes) -> CodeStep:
         raise ValueError("not a step of an engine's history")
     counts = list(map(int, words[6:]))
     numbers = _unpacked_numbers(body, sum(counts) + counts[-1])
-    sections, at = [], 0
+    sections = []
+    at = 0
     for count in counts:
-        total, keys = 0, []
+        total = 0
+        keys = []
         for gap in numbers[at : at + count]:
             total += gap
             keys.append(total)
@@ -234,7 +238,9 @@ def _packed_number(value: int) -> bytes:
 
 
 def _unpacked_numbers(data: bytes, count: int) -> list[int]:
-    numbers, value, shift = [], 0, 0
+    numbers = []
+    value = 0
+    shift = 0
     for byte in data:
         value |= (byte & 127) << shift
         shift += 7

@@ -55,7 +55,8 @@ class CrashStack:
 
     def _record_first_line(self, text: str, number: int) -> None:
         if not self.number:
-            self.number, self.line = number, text
+            self.number = number
+            self.line = text
 
     def candidate(self, phase: str) -> FailureCandidate:
         """The stack's frames as a traceback, and its symbols as the message."""

@@ -71,7 +71,8 @@ _MAX_SETTINGS = 3
 # The reader sees this many steps first.
 _MIN_STEPS = 2
 # The innermost frames that may name the component that failed, and the part of the engine.
-_COMPONENT_FRAMES, _PART_FRAMES = 8, 3
+_COMPONENT_FRAMES = 8
+_PART_FRAMES = 3
 # A step that names settings, and no change of them.
 _VAGUE_STEP = re.compile(
     r"Change or omit (?:what the line names: )?(?P<flags>--[\w-]+(?:, --[\w-]+)*)[:.]"
@@ -157,7 +158,8 @@ class Cures:
         """Cures by these rows, which name only these versions of each kind of engine."""
         narrowed = Cures.__new__(Cures)
         vars(narrowed).update(vars(self))
-        narrowed.rows, narrowed.is_narrowed = self.rows._replace(versions=versions), True
+        narrowed.rows = self.rows._replace(versions=versions)
+        narrowed.is_narrowed = True
         return narrowed
 
     def cure(self, case: Case) -> Cure:

@@ -38,11 +38,14 @@ def exit_failure(
             advice="Free memory, or use a smaller context.",
         )
     if code is None:
-        ending_text, kind = "The engine is gone; its exit code was not seen", "exited"
+        ending_text = "The engine is gone; its exit code was not seen"
+        kind = "exited"
     elif (number := -code if code < 0 else code - 128) in _CRASH_SIGNALS:
-        ending_text, kind = f"The engine crashed in compiled code (signal {number})", "exited"
+        ending_text = f"The engine crashed in compiled code (signal {number})"
+        kind = "exited"
     elif code < 0 or code in (137, 143):
-        ending_text, kind = f"The engine was killed (signal {number})", "killed"
+        ending_text = f"The engine was killed (signal {number})"
+        kind = "killed"
     elif code == 0:
         # SGLang as the first process of a container reports a dead scheduler like this. An engine
         # that was ordered to stop ends in the same way: by hand, or by a gateway before a restore.

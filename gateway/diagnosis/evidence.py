@@ -34,7 +34,8 @@ _DUMP_LINES = 60
 # of vLLM waits for another.
 _WATCHDOG_MESSAGES = ("Pyspy dump", "No available shared memory broadcast block")
 # vLLM repeats this line every ten seconds. So many in a row without a progress bar are a hang.
-_WAITS, _REPEATS = "Waiting for ", 5
+_WAITS = "Waiting for "
+_REPEATS = 5
 # It doubles the time between lines of this kind, so two of them are a long wait.
 _RARE_WAITS = "Waiting for creating a placement group"
 _DIGITS = re.compile(r"\d+")
@@ -58,7 +59,8 @@ _STANDARD_LIBRARY = re.compile(
     r"/python3(?:\.\d+)?/(?!(?:site|dist)-packages/)|\A<|json/decoder\.py"
 )
 # Lines in which an engine says how to avoid its failure: the number kept, and for how many lines.
-_MAX_ADVICE, _MAX_ADVICE_LINES = 4, 40
+_MAX_ADVICE = 4
+_MAX_ADVICE_LINES = 40
 _ADVICE = re.compile(
     r"\b(?:[Ww]ork ?arounds?|[Tt]o (?:avoid|fix|solve|resolve|work)|[Pp]lease (?:try|add|set|use"
     r"|pass|remove|increase|raise|decrease|lower|reduce|disable)|[Pp]ossible solutions?|[Cc]onsider"
@@ -162,10 +164,12 @@ class LogEvidence:
         row, groups = proof
         if row.proves not in ("kernel", "engine"):
             return groups
-        kernel, pattern = row.kernel, row.kernel_pattern
+        kernel = row.kernel
+        pattern = row.kernel_pattern
         for function in process.frames:
             if (mark := self._signatures.frames.get(function)) and mark.kernel:
-                kernel, pattern = mark.kernel, mark.kernel_pattern
+                kernel = mark.kernel
+                pattern = mark.kernel_pattern
         kernels = reversed(self.progress.kernels) if pattern else ()
         kernel = next((name for name in kernels if re.fullmatch(pattern, name)), kernel)
         traced: dict[str, Scalar] = {"kernel": kernel} if kernel else {}

@@ -99,7 +99,9 @@ class LogReader:
     def mark_serving(self) -> None:
         """Note that the engine serves: from here on users write into the log."""
         evidence = self._evidence
-        evidence.is_serving, evidence.hint, evidence.quoted_candidates = True, None, ()
+        evidence.is_serving = True
+        evidence.hint = None
+        evidence.quoted_candidates = ()
         if not evidence.is_ending:
             self._lines.anchors = FATAL_WORDS if self.has_answered else FATAL_WORDS + SERVING_WORDS
 
@@ -221,7 +223,8 @@ class LogReader:
         process.close()
         process.thread_error = None
         if line.is_quiet:
-            process.is_fatal, process.serving_error = False, None
+            process.is_fatal = False
+            process.serving_error = None
             if self._evidence.is_ignored(process):
                 self._lines.attend = 0
         if (
@@ -254,7 +257,9 @@ class LogReader:
                     evidence.candidates.clear()
 
     def _record_engine_end(self, text: str, process: ProcessTrace) -> None:
-        process.is_fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARM_WORDS
+        process.is_fatal = True
+        self._lines.attend = MESSAGE_LINES
+        self._lines.anchors = ALARM_WORDS
         self._evidence.record_engine_end(text, self._lines.number)
 
     def _start_traceback(self, line: LogLine, text: str, process: ProcessTrace) -> None:
@@ -264,7 +269,9 @@ class LogReader:
             # (vllm/executor/multiproc_worker_utils.py, 0.5 and 0.6).
             self._read_plain_line(line, text, process)
         process.is_ignored = process.is_ignored and not process.is_in_traceback
-        process.message, process.is_in_traceback, process.lines_left = None, True, 0
+        process.message = None
+        process.is_in_traceback = True
+        process.lines_left = 0
         process.frames.clear()
         process.files.clear()
         process.codes.clear()
@@ -403,7 +410,8 @@ class LogReader:
         process: ProcessTrace,
     ) -> None:
         """Remove or update the candidate that an exception replaces or wraps."""
-        former_candidate, candidates = process.unproven_candidate, self._evidence.candidates
+        former_candidate = process.unproven_candidate
+        candidates = self._evidence.candidates
         timed_out = (
             former_traceback.has_cause
             and former_candidate is not None
@@ -422,7 +430,8 @@ class LogReader:
         self, line: LogLine, text: str, process: ProcessTrace, *, is_framed: bool
     ) -> None:
         """Read an exception that is not a failure. The rest of its message is as benign."""
-        number, evidence = self._lines.number, self._evidence
+        number = self._lines.number
+        evidence = self._evidence
         if (
             is_framed
             and not evidence.is_ignored(process)
@@ -431,7 +440,8 @@ class LogReader:
         ):
             evidence.add_death(text, number)
         process.message = FailureCandidate(None, {}, text, number, self.progress.phase)
-        process.has_header, process.lines_left = line.is_header, MESSAGE_LINES
+        process.has_header = line.is_header
+        process.lines_left = MESSAGE_LINES
 
     def _continue_message(
         self, candidate: FailureCandidate, line: LogLine, text: str, process: ProcessTrace
@@ -553,7 +563,8 @@ class LogReader:
 
     def _candidate(self, proof: Proof | None, text: str, process: ProcessTrace) -> FailureCandidate:
         """The line as a candidate for the failure, with or without a proof."""
-        evidence, row = self._evidence, proof[0] if proof else None
+        evidence = self._evidence
+        row = proof[0] if proof else None
         phase = evidence.phase(row, process)
         culprit = evidence.culprit_values(proof, process) if proof else {}
         return FailureCandidate(row, culprit, text, self._lines.number, phase)
@@ -564,13 +575,15 @@ class LogReader:
     def _add_candidate(
         self, candidate: FailureCandidate, process: ProcessTrace, line: LogLine
     ) -> None:
-        row, evidence = candidate.row, self._evidence
+        row = candidate.row
+        evidence = self._evidence
         if evidence.is_ignored(process) and not (isinstance(row, TextSignature) and row.line_start):
             process.serving_error = process.serving_error or candidate
             evidence.record_fault(candidate)
         else:
             evidence.add(candidate)
-        process.message, process.has_header = candidate, line.is_header
+        process.message = candidate
+        process.has_header = line.is_header
         process.lines_left = MESSAGE_LINES
         self._lines.attend = max(self._lines.attend, 8 if row is None else 20)
         if row is None:
@@ -590,7 +603,8 @@ def _quotes_cause(candidate: FailureCandidate, proof: Proof) -> bool:
 def _read_mark(text: str, process: ProcessTrace) -> bool:
     """Note Python's line on the next exception. Returns whether the line is one."""
     if forms.IGNORED_EXCEPTION.match(text):
-        process.is_ignored, process.is_in_traceback = True, False
+        process.is_ignored = True
+        process.is_in_traceback = False
         process.ends_thread = "in thread" in text
     elif text.startswith("During handling of the above exception"):
         process.replaces_former = True

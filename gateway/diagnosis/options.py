@@ -376,7 +376,8 @@ class StartOptions:
                 self._variables.setdefault(match["name"], match["value"])
 
     def _add_options(self, pair: re.Pattern[str], text: str) -> None:
-        depth, flag = 0, ""
+        depth = 0
+        flag = ""
         for match in pair.finditer(text):
             if bracket := match["bracket"]:
                 depth += 1 if bracket == "{" else -1

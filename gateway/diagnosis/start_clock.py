@@ -20,7 +20,8 @@ class StartClock:
         name = _NAMES.get(phase, phase)
         if name != self.phase:
             self._seconds = self.seconds(now_s)
-            self.phase, self._since_s = name, now_s
+            self.phase = name
+            self._since_s = now_s
 
     def elapsed_s(self, now_s: float) -> float:
         """Seconds in the present phase."""

@@ -71,6 +71,7 @@ def _is_agreement(conditions: StartConditions, actual_conditions: StartCondition
 def median(seconds: list[float]) -> float:
     """The middle of a list that is not empty."""
     # `statistics` imports random, which no decision may reach.
-    low, high = (len(seconds) - 1) // 2, len(seconds) // 2
+    low = (len(seconds) - 1) // 2
+    high = len(seconds) // 2
     ordered_seconds = sorted(seconds)
     return (ordered_seconds[low] + ordered_seconds[high]) / 2

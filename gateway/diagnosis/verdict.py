@@ -436,7 +436,8 @@ class LogVerdict:
 
     def _advice(self, engine: str | None, version: str, texts: Iterable[str]) -> tuple[str, ...]:
         """The steps that messages themselves ask for."""
-        cures, options = self._signatures.cures, self._evidence.options
+        cures = self._signatures.cures
+        options = self._evidence.options
         steps = dict.fromkeys(
             step for text in texts for step in cures.advice_of_message(engine, version, text)
         )

@@ -28,7 +28,9 @@ class Choice(Value, Generic[T]):
 
 
 # The look-up of a parametrized model costs more than an instance.
-IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
+IntChoice = Choice[int]
+StrChoice = Choice[str]
+BoolChoice = Choice[bool]
 NumberChoice = Choice[int | float]
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from gateway.domain.decision import Decision, RejectedPlan
     from gateway.domain.plan import Plan
 
-_MAX_PLANS, _MAX_REFUSALS = 12, 8
+_MAX_PLANS = 12
+_MAX_REFUSALS = 8
 _PLAN_HEAD = ("rank", "engine", "GPUs", "copies", "context", "tokens/s alone", "tokens/s in all")
 
 

@@ -28,7 +28,8 @@ def endpoint_url(text: str) -> str:
         )
     try:
         url_parts = urlsplit(text)
-        host, port = url_parts.hostname or "", url_parts.port
+        host = url_parts.hostname or ""
+        port = url_parts.port
         if url_parts.netloc.rpartition("@")[2].startswith("["):
             host = f"[{ipaddress.IPv6Address(host).compressed}]"
     except ValueError:

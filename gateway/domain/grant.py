@@ -11,7 +11,8 @@ from gateway.domain.wish import ModelName
 from gateway.keys import FIRST_PRIORITY, LAST_PRIORITY, PriorityClass, Scope
 
 _MAX_LIMIT = 10**9
-_MAX_COUNT, _MAX_AMOUNT = 10**15, 10.0**9
+_MAX_COUNT = 10**15
+_MAX_AMOUNT = 10.0**9
 
 GroupName = Annotated[
     str,

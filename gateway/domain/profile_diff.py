@@ -70,7 +70,8 @@ _VALUE_FIELDS = (
 def derive_profile(near_engine: Engine, version: str, image: str | None = None) -> Engine:
     """The profile of another version of `near_engine`'s kind: installation, start, and guessed
     rules."""
-    new_version, recipe = release(version), near_engine.install
+    new_version = release(version)
+    recipe = near_engine.install
     if recipe is not None:
         packages = tuple(
             package.replace(f"=={near_engine.version}", f"=={version}")
@@ -98,13 +99,15 @@ def diff_profiles(near_engine: Engine, learned_engine: Engine, source: str) -> P
     removed_names: dict[str, tuple[str, ...]] = {}
     additions: dict[str, Any] = {}
     for field in _MAPPING_FIELDS:
-        near_value, learned_value = getattr(near_engine, field), getattr(learned_engine, field)
+        near_value = getattr(near_engine, field)
+        learned_value = getattr(learned_engine, field)
         additions[field] = {
             name: value for name, value in learned_value.items() if near_value.get(name) != value
         }
         removed_names[field] = tuple(name for name in near_value if name not in learned_value)
     for field in _LIST_FIELDS:
-        near_value, learned_value = getattr(near_engine, field), getattr(learned_engine, field)
+        near_value = getattr(near_engine, field)
+        learned_value = getattr(learned_engine, field)
         additions[field] = tuple(name for name in learned_value if name not in {*near_value})
         removed_names[field] = tuple(name for name in near_value if name not in {*learned_value})
     return ProfileDiff(

@@ -32,7 +32,8 @@ def duration(value: object) -> float:
         if isinstance(value, str | int | float) and not isinstance(value, bool)
         else "?"
     )
-    negative, text = text.startswith("-"), text.removeprefix("-")
+    negative = text.startswith("-")
+    text = text.removeprefix("-")
     if _NUMBER.fullmatch(text):
         seconds = float(text)
     else:
@@ -92,7 +93,9 @@ class TransferProgress(str):
         cls, words: str, bytes_done: int, total: int, rate: float | None = None
     ) -> TransferProgress:
         progress = super().__new__(cls, words)
-        progress.bytes_done, progress.total, progress.rate = bytes_done, total, rate
+        progress.bytes_done = bytes_done
+        progress.total = total
+        progress.rate = rate
         return progress
 
 

@@ -46,7 +46,10 @@ class Cards:
     def __init__(
         self, nvml: Nvml, notes: Notes, proc: Path, host_memory: tuple[int | None, int | None]
     ) -> None:
-        self.nvml, self.notes, self.proc, self.host_memory = nvml, notes, proc, host_memory
+        self.nvml = nvml
+        self.notes = notes
+        self.proc = proc
+        self.host_memory = host_memory
         self.driver: str | None = None
         self.cuda: str | None = None
         self.gpus: list[Gpu] = []
@@ -114,7 +117,8 @@ class Cards:
 
     def _gpu(self, index: int, handle: Any, parent: Gpu | None = None) -> Gpu | None:
         """A card, or with `parent` one of its MIG devices."""
-        nvml, label = self.nvml, f"GPU {index}"
+        nvml = self.nvml
+        label = f"GPU {index}"
 
         def read(name: str, call: Callable[[Any], T]) -> T | None:
             return self.notes.read(f"{label}: {name}", call, handle)
@@ -126,7 +130,9 @@ class Cards:
         name = read("name", nvml.nvmlDeviceGetName)
         mig: bool | None
         if parent:
-            mig, capability, pcie = True, parent.capability, parent.pcie
+            mig = True
+            capability = parent.capability
+            pcie = parent.pcie
         else:
             mode = read("MIG", nvml.nvmlDeviceGetMigMode)
             version = read("compute capability", nvml.nvmlDeviceGetCudaComputeCapability)

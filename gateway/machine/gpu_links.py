@@ -11,13 +11,16 @@ from gateway.machine.nvml import Notes, Nvml, format_error
 
 Bus = tuple[int, int, int]
 # Far ends of NVLinks that are not a card of this process.
-SWITCH, REMOTE = "switch", "elsewhere"
+SWITCH = "switch"
+REMOTE = "elsewhere"
 # This value stands in the address of a far end that a virtual machine does not see.
 NO_DOMAIN = 0xFFFFFFFF
 
 # pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple, by a stray comma.
-P2P_READ, P2P_NVLINK = 0, 2
-P2P_OK, P2P_UNKNOWN = 0, 6
+P2P_READ = 0
+P2P_NVLINK = 2
+P2P_OK = 0
+P2P_UNKNOWN = 6
 P2P_REASONS = {
     1: "chipset not supported",
     2: "GPU not supported",
@@ -32,7 +35,8 @@ class GpuLinks:
     """Reads the links of cards. Refused readings are noted in `notes`."""
 
     def __init__(self, nvml: Nvml, notes: Notes) -> None:
-        self.nvml, self.notes = nvml, notes
+        self.nvml = nvml
+        self.notes = notes
 
     def read(self, cards: list[tuple[int, Any]]) -> list[Link]:
         """The link of each pair of these cards (index, handle)."""
@@ -47,9 +51,12 @@ class GpuLinks:
             index: self._link_ends(index, handle, set(buses.values())) for index, handle in cards
         }
         for (a, handle_a), (b, handle_b) in combinations(cards, 2):
-            pair, status = f"GPU {a} and GPU {b}", self.nvml.nvmlDeviceGetP2PStatus
+            pair = f"GPU {a} and GPU {b}"
+            status = self.nvml.nvmlDeviceGetP2PStatus
             nvlinks: int | None = None
-            ends_a, ends_b, bus_b = ends[a], ends[b], buses[b]
+            ends_a = ends[a]
+            ends_b = ends[b]
+            bus_b = buses[b]
             if ends_a is not None and ends_b is not None and bus_b is not None:
                 nvlinks = ends_a[bus_b]
                 switched = min(ends_a[SWITCH], ends_b[SWITCH])
@@ -101,7 +108,8 @@ class GpuLinks:
                 if active:
                     ends[self._far_end(handle, link, cards)] += 1
         except pynvml.NVMLError as error:
-            refusal, has_answered = error, False
+            refusal = error
+            has_answered = False
         if not has_answered:
             self.notes.add(f"GPU {index}: NVLink: {format_error(refusal)}")
             return None
@@ -110,7 +118,8 @@ class GpuLinks:
     def _far_end(self, handle: Any, link: int, cards: set[Bus | None]) -> Bus | str:
         import pynvml
 
-        refusal, bus = None, None
+        refusal = None
+        bus = None
         try:
             bus = _bus_address(self.nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
         except pynvml.NVMLError as error:

@@ -100,7 +100,8 @@ class GpuWatch:
 
     def start(self, table: XidTable, wake: Callable[[], object]) -> None:
         """Start the thread. wake: called from it whenever `lost_cards` changes."""
-        self._table, self._wake = table, wake
+        self._table = table
+        self._wake = wake
         self._thread = threading.Thread(target=self._run, name="gpuwatch", daemon=True)
         self._thread.start()
 
@@ -113,7 +114,8 @@ class GpuWatch:
     def hardware(self, data: Path) -> Hardware:
         """The machine for the planner. Blocks while the probe reads."""
         hardware = self._allowed_devices.mark(self._read(data))
-        lost_cards, counts = self.lost_cards, dict(self.counts)
+        lost_cards = self.lost_cards
+        counts = dict(self.counts)
         gpus = tuple(
             gpu.evolve(loss_reason=lost_cards[gpu.uuid].message) if gpu.uuid in lost_cards else gpu
             for gpu in hardware.gpus
@@ -200,7 +202,8 @@ class GpuWatch:
         """A set of events for the Xids of all cards that are not lost; None: no card reports."""
         import pynvml
 
-        events, has_cards = None, False
+        events = None
+        has_cards = False
         with suppress(pynvml.NVMLError):
             events = nvml.nvmlEventSetCreate()
         lost_indexes = {index for index, uuid in self._numbers.items() if uuid in self.lost_cards}
@@ -281,7 +284,8 @@ class GpuWatch:
         """
         from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_ResetRequired
 
-        present_uuids, errors = set[str](), list[Exception]()
+        present_uuids = set[str]()
+        errors = list[Exception]()
         readings: dict[str, GpuReading] = {}
         expected_uuids = set(self._cards)
         try:

@@ -123,7 +123,8 @@ def _cores(proc: Path) -> int:
 
 def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
     """Total and available bytes: of the host, or of the cgroups' memory limit if it is less."""
-    total, available = meminfo.get("MemTotal", 0), meminfo.get("MemAvailable", 0)
+    total = meminfo.get("MemTotal", 0)
+    available = meminfo.get("MemAvailable", 0)
     for folder in _cgroup_folders(proc, "memory"):
         for limit_file, usage_file, cache_key in (
             ("memory.max", "memory.current", "inactive_file"),

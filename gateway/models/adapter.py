@@ -114,7 +114,8 @@ def _ranks(fields: Fields) -> list[int]:
 
 
 def _adapter_layer(source: str, module: str, shapes: Mapping[str, tuple[int, ...]]) -> AdapterLayer:
-    first, second = shapes.get("A", ()), shapes.get("B", ())
+    first = shapes.get("A", ())
+    second = shapes.get("B", ())
     if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
         raise BadModel(
             f"The adapter {source} has no pair of matrices of one rank for {module[:200]}.",

@@ -73,7 +73,8 @@ def context_limit(
     source: the model, for errors. Raises BadModel for a length that is not a positive number.
     """
     top = Fields(config, source)
-    text, family = text_config.read_text_config(top), str(config.get("model_type"))
+    text = text_config.read_text_config(top)
+    family = str(config.get("model_type"))
     named_lengths = _lengths(text, family)
     if not named_lengths:
         return ContextLimit(
@@ -126,7 +127,8 @@ def _lengths(text: text_config.Text, family: str) -> dict[str, ContextLimit]:
     )
     default_lengths = DEFAULTS.get(str(kind), {})
     if text.is_nested and family in OUTER_LENGTHS:
-        kind, default_lengths = family, OUTER_LENGTHS[family]
+        kind = family
+        default_lengths = OUTER_LENGTHS[family]
     defaults = {
         field: length for field, length in default_lengths.items() if field not in inner_fields
     }

@@ -51,7 +51,8 @@ def read_drafter(
         top.mapping("transformer_layer_config", top.mapping("text_config", config)), source
     )
     kind = top.word("speculators_model_type") if "speculators_model_type" in config else ""
-    architecture, model_type = top.first_word("architectures"), layer.word("model_type")
+    architecture = top.first_word("architectures")
+    model_type = layer.word("model_type")
     method = _draft_method(top, kind, architecture, model_type)
     hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
     tokens, tokens_source = _tokens_of_draft(top, method)
@@ -203,7 +204,8 @@ def _attention_of(
 ) -> tuple[AttentionGroup, ...]:
     if method == "mtp":
         return ()  # reads the target's own cache (vllm/v1/spec_decode/gemma4.py)
-    heads, layers = layer.integer("num_attention_heads"), layer.integer("num_hidden_layers")
+    heads = layer.integer("num_attention_heads")
+    layers = layer.integer("num_hidden_layers")
     if layer.config.get("kv_lora_rank") is not None:
         rank = layer.integer("kv_lora_rank")
         width = rank + layer.integer("qk_rope_head_dim")
@@ -285,9 +287,11 @@ def _shapes(
             " they are missing.",
             hint="Give a folder or repository with its safetensors files.",
         )
-    hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
+    hidden = layer.integer("hidden_size")
+    vocab = layer.integer("vocab_size")
     width = layer.integer("intermediate_size")
-    heads, layers = attention[0], layer.integer("num_hidden_layers")
+    heads = attention[0]
+    layers = layer.integer("num_hidden_layers")
     queries, keys = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     groups: list[TensorGroup] = []
 

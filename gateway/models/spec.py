@@ -69,7 +69,8 @@ def read_model(
     architecture = top.first_word("architectures")
     family = top.word("model_type")
     plan = build_blueprint(config, source, structure=structure)
-    attention, experts = plan.attention, _planned_experts(plan, fields)
+    attention = plan.attention
+    experts = _planned_experts(plan, fields)
     dtype, dtype_source = _dtype(top, fields, tensors)
     encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
     task, task_source = read_task(config, is_encoder=encoder, hint=task_hint)

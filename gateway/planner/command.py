@@ -53,7 +53,8 @@ def check_command(
     """
     arguments = _arguments(engine, argv, env)
     own_names = {engine.spelling.get(name, name): name for name in GATEWAY_FLAGS}
-    flags, own_flags = arguments[: -len(own_names)], arguments[-len(own_names) :]
+    flags = arguments[: -len(own_names)]
+    own_flags = arguments[-len(own_names) :]
     flags = _drop_adapter_flags(engine, _drop_node_flags(engine, flags, peers), folder)
     flags = _drop_media_hosts(engine, flags)
     for flag in flags:
@@ -70,7 +71,8 @@ def _arguments(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]) ->
     program = skipping if argv[: len(skipping)] == skipping else program
     if argv[: len(program)] != program:
         raise BadFlag(f"The command is not that of {engine.ref}.", param="argv")
-    arguments, quiet_arguments = argv[len(program) :], quiet_flags(engine)
+    arguments = argv[len(program) :]
+    quiet_arguments = quiet_flags(engine)
     return (
         arguments[len(quiet_arguments) :]
         if arguments[: len(quiet_arguments)] == quiet_arguments
@@ -249,7 +251,8 @@ def _check_flag(
     name, text = _split_flag(flag_text)
     value: Scalar = True if text is None else text
     if text is None and name not in engine.flags:
-        name, value = name.removeprefix("no-"), False
+        name = name.removeprefix("no-")
+        value = False
     if name not in engine.flags:
         raise BadFlag(f"{engine.ref} has no flag {flag_text[:80]!r}.", param="argv")
     name = engine.flags[name].same_as or name

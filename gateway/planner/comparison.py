@@ -21,7 +21,8 @@ def gpu_comparison(plans: Sequence[Plan], rejections: Sequence[RejectedPlan]) ->
     best_by_count: dict[int, Plan] = {}
     for plan in plans:
         best_by_count.setdefault(gpus_of(plan), plan)
-    first, chosen_count = plans[0], gpus_of(plans[0])
+    first = plans[0]
+    chosen_count = gpus_of(plans[0])
     fewer = max((count for count in best_by_count if count < chosen_count), default=None)
     larger = min((count for count in best_by_count if count > chosen_count), default=None)
     sentences = []
@@ -72,12 +73,14 @@ def gains(plan: Plan, base: Plan) -> str:
     """The differences of a plan from a base plan: speeds as parts, room and context as numbers."""
     sentences = []
     if plan.speed is not None and base.speed is not None:
-        speed, base_speed = plan.speed, base.speed
+        speed = plan.speed
+        base_speed = base.speed
         sentences.append(f"{_gain_text(speed.stream.value, base_speed.stream.value)} alone")
         if speed.concurrency > 1:
             at_once = f"with {speed.concurrency:,} concurrent"
             sentences.append(f"{_gain_text(speed.total.value, base_speed.total.value)} {at_once}")
-    context, base_context = plan.max_model_len.value, base.max_model_len.value
+    context = plan.max_model_len.value
+    base_context = base.max_model_len.value
     if context != base_context:
         sentences.append(f"{context:,} tokens of context instead of {base_context:,}")
     elif (capacity := _request_capacity(plan)) != (base_capacity := _request_capacity(base)):
@@ -110,7 +113,8 @@ def gpus_of(plan: Plan) -> int:
 
 def layout_of(plan: Plan) -> str:
     """`TP=2 PP=2 x2`: ranks of a layer, stages and copies."""
-    stages, copies = plan.pipeline_parallel.value, plan.replicas.value
+    stages = plan.pipeline_parallel.value
+    copies = plan.replicas.value
     layout = f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
     groups = plan.data_parallel.value
     layout += f" DP={groups}" if groups > 1 else ""
@@ -119,7 +123,8 @@ def layout_of(plan: Plan) -> str:
 
 
 def _plan_figures(plan: Plan) -> str:
-    speed, memory = plan.speed, plan.memory
+    speed = plan.speed
+    memory = plan.memory
     sentences = []
     if speed is not None:
         sentences.append(f"{speed.stream.value:,g} tokens/s alone")

@@ -43,8 +43,12 @@ def copies(
 
     has_direct_links: ranks read each other's memory.
     """
-    inputs, size, memory = candidate.inputs, len(candidate.gpus), sizes.memory
-    wish, nodes, context = inputs.wish, inputs.alike_nodes, sizes.context.value
+    inputs = candidate.inputs
+    size = len(candidate.gpus)
+    memory = sizes.memory
+    wish = inputs.wish
+    nodes = inputs.alike_nodes
+    context = sizes.context.value
     clock = _clock(candidate, sizes, has_direct_links=has_direct_links)
     groups = candidate.variant.dp
     evidence, corrections = candidate.evidence, inputs.corrections
@@ -105,7 +109,8 @@ def _node_counts(on_node: int, limit: int) -> list[int]:
 
 def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
-    inputs, pace = candidate.inputs, candidate.inputs.speed_knowledge
+    inputs = candidate.inputs
+    pace = candidate.inputs.speed_knowledge
     if not pace or not inputs.spec.generates:
         return None
     if candidate.stage_candidates:
@@ -115,7 +120,8 @@ def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> Ste
                 for stage_candidate in candidate.stage_candidates
             ]
         )
-    engine, batch = candidate.engine, sizes.batch
+    engine = candidate.engine
+    batch = sizes.batch
     work = rank_work_of_kernels(
         inputs.spec,
         candidate.stage,
@@ -156,7 +162,9 @@ def _clocked_machine(
     candidate: Candidate, pace: SpeedKnowledge, *, has_direct_links: bool
 ) -> Machine | None:
     """The candidate's GPUs and the links between them, which many clocks share."""
-    inputs, gpus, variant = candidate.inputs, candidate.gpus, candidate.variant
+    inputs = candidate.inputs
+    gpus = candidate.gpus
+    variant = candidate.variant
     span = inputs.span
     indexes = tuple([gpu.index for gpu in gpus])
     key = "machine", indexes, has_direct_links, *((variant.tp, variant.pp) if span else ())

@@ -132,7 +132,8 @@ _PARTS = {
 
 def memory_bar(memory: Memory, width: int = 60) -> str:
     """The memory of a device as a bar; dots are free or foreign. Tiny parts are left out."""
-    bar, filled_columns = "", 0
+    bar = ""
+    filled_columns = 0
     for letter, name in _PARTS.items():
         filled_columns += getattr(memory, name)
         bar = bar.ljust(
@@ -164,7 +165,8 @@ def rejected_counts(rejections: Sequence[RejectedPlan]) -> str:
 
 def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
     """The phases of a plan's start with their seconds, and their source."""
-    time, conditions = start.time, start.conditions
+    time = start.time
+    conditions = start.conditions
     origin = _ORIGINS.get(conditions.origin or "", "")
     empty = "nothing is compiled yet" if conditions.is_cache_empty else ""
     group_columns = [origin, empty]
@@ -207,7 +209,9 @@ def missing_speed_advice(plan: Plan) -> str:
 
 def rival_words(rival: Rival) -> str:
     """The comparison of the running plan with a better one, in numbers."""
-    served_speed, rival_speed, plan = rival.speed, rival.plan.speed, rival.plan
+    served_speed = rival.speed
+    rival_speed = rival.plan.speed
+    plan = rival.plan
     if rival_speed is None:
         return ""
     extra = f" ({changes(plan)})" if changes(plan) else ""
@@ -377,7 +381,8 @@ def headline(decision: Decision) -> str:
     if not decision.plans:
         return f"No plan for {decision.model} on {decision.hardware}."
     best_plan = decision.plans[0]
-    count, copies = len(best_plan.gpus), best_plan.replicas.value
+    count = len(best_plan.gpus)
+    copies = best_plan.replicas.value
     device_words = f"{plural(count, 'GPU')}{' each' if copies > 1 else ''}" if count else "the CPU"
     engine = f"{copies} copies of {best_plan.engine}" if copies > 1 else str(best_plan.engine)
     context = f"{best_plan.max_model_len.value:,} tokens of context"

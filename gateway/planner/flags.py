@@ -88,7 +88,8 @@ def spell_flags(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 
     A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
     """
-    spelling, engine_flags = engine.spelling, engine.flags
+    spelling = engine.spelling
+    engine_flags = engine.flags
     own_names = {
         name: value
         for planned_name, value in flags.items()
@@ -293,7 +294,8 @@ def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[
                 ),
                 param="args",
             )
-        planned_name, name = engine.spelling.get(name, ""), engine.flags[name].same_as or name
+        planned_name = engine.spelling.get(name, "")
+        name = engine.flags[name].same_as or name
         if engine.flags[name].is_reserved and planned_name in engine.flags:
             # SGLang's flag of this name is for replicas, the planner's for groups of ranks.
             name = planned_name

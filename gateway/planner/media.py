@@ -21,7 +21,8 @@ from gateway.planner.flags import spell_flags
 
 def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     """Refuse an engine version that would drop media which the user did not give up."""
-    spec, named_flags = inputs.spec, _flag_values(inputs.wish.args)
+    spec = inputs.spec
+    named_flags = _flag_values(inputs.wish.args)
     media = _media(spec, rules)
     if not media or not engine.text_only:
         return
@@ -46,7 +47,8 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
 
 def drop_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
     """The plan with the media that it drops, and the flags that make its engine refuse them."""
-    media, named_flags = _media(inputs.spec, rules), _flag_values(inputs.wish.args)
+    media = _media(inputs.spec, rules)
+    named_flags = _flag_values(inputs.wish.args)
     missing_flags = {
         flag: value for flag, value in engine.text_only.items() if flag not in named_flags
     }

@@ -212,7 +212,8 @@ class GpuGroups:
     variants and engine versions."""
 
     def __init__(self, hardware: Hardware, promised_bytes: Mapping[str, int]) -> None:
-        self._hardware, self._promised_bytes = hardware, promised_bytes
+        self._hardware = hardware
+        self._promised_bytes = promised_bytes
         # Groups are many, so each is described by plain numbers and counted without a step of
         # Python.
         groups = {

@@ -96,7 +96,9 @@ def resolve(
 
 def check(engine: Engine, resolution: ResolvedMethod, capability: str | None, dtype: str) -> None:
     """The method takes this GPU and these activations. Raises MethodRefusalError."""
-    method, limits, source = resolution.method, resolution.limits, f"profile {engine.ref}"
+    method = resolution.method
+    limits = resolution.limits
+    source = f"profile {engine.ref}"
     if limits.min_capability and capability and float(capability) < float(limits.min_capability):
         reason = (
             f"the quantization method {method} of {engine.ref} needs compute capability"

@@ -88,7 +88,8 @@ def missing_stages(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
 
 def _settings(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:
     """The limits of a command line, and the other flags but those of memory."""
-    limits, other_words = {}, []
+    limits = {}
+    other_words = []
     for word in argv:
         name, _, value = word.partition("=")
         if name in _LIMITS and value.isdecimal():

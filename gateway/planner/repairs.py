@@ -95,8 +95,11 @@ def repairs(
 
 def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     """Fewer demands, another kernel, whole experts, or float16 activations."""
-    variant, refusal, args = refused_variant.variant, refused_variant.refusal, refused_variant.args
-    experts, reason = refused_variant.concerns_experts, refused_variant.reason
+    variant = refused_variant.variant
+    refusal = refused_variant.refusal
+    args = refused_variant.args
+    experts = refused_variant.concerns_experts
+    reason = refused_variant.reason
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
         yield variant.add_change(
             "conservative", True, "fewer demands, because the plan without this failed", "fact"
@@ -205,7 +208,8 @@ def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     variant = refused_variant.variant
     refusal = refused_variant.refusal
     engine = refused_variant.engine
-    args, reason = refused_variant.args, refused_variant.reason
+    args = refused_variant.args
+    reason = refused_variant.reason
     if refusal.source == "fact" and not variant.conservative:
         # The batch or the graphs may have been too large.
         yield variant.add_change(

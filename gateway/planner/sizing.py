@@ -49,7 +49,8 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
         return _stage_sizes(candidate, batch)
     footprint = _compute_footprint(candidate, batch)
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
-    sizes_found, refusal = None, None
+    sizes_found = None
+    refusal = None
     for limit, limit_cap in _limits(footprint, batch):
         try:
             sizes_in_limit = _sizes_within(footprint, batch, limit)
@@ -69,7 +70,8 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
 def _limits(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
     """The budgets of a candidate, smallest first: its cap, its need next to other models, the
     engine's usual share, all that is free."""
-    candidate, rules = footprint.candidate, footprint.candidate.rules
+    candidate = footprint.candidate
+    rules = footprint.candidate.rules
     usual_budget = rules.budget(footprint, _comfortable_tokens(candidate))
     cap = _cap(candidate)
     restored = candidate.inputs.sharing.plan_to_restore
@@ -110,7 +112,8 @@ def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     sharing = candidate.inputs.sharing
     if not (sharing.promises or sharing.cap) or not _chooses_memory(candidate):
         return ()
-    uuids, cap = {gpu.uuid for gpu in candidate.gpus}, sharing.cap
+    uuids = {gpu.uuid for gpu in candidate.gpus}
+    cap = sharing.cap
     names = {holder.model for holder in sharing.promises if uuids & holder.bytes_by_gpu.keys()}
     return tuple(sorted(names.union(cap.models if cap is not None else ())))
 
@@ -189,7 +192,8 @@ def _needed_budget(footprint: Footprint, batch: Batch, budget: Budget) -> Budget
     used_bytes = rules.used_bytes(
         footprint, _correct_memory(footprint, rules.divide_budget(footprint, budget.bytes), batch)
     )
-    cache, batched = footprint.cache, batch.tokens.value
+    cache = footprint.cache
+    batched = batch.tokens.value
     kv_bytes = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
     if candidate.has_unified_memory:
         usual_length = min(context, PROMPT_TOKENS + ANSWER_TOKENS)
@@ -209,7 +213,8 @@ def _needed_budget(footprint: Footprint, batch: Batch, budget: Budget) -> Budget
 
 def _comfortable_tokens(candidate: Candidate) -> int:
     """Tokens of a comfortable context for the wish."""
-    spec, wish = candidate.inputs.spec, candidate.inputs.wish
+    spec = candidate.inputs.spec
+    wish = candidate.inputs.wish
     return min(context_limit(spec, wish), max(COMFORTABLE_CONTEXT, wish.least_context or 0))
 
 
@@ -245,7 +250,8 @@ def _stage_budgets(
     candidate: Candidate, footprints: Sequence[Footprint], batch: Batch
 ) -> list[tuple[Budget, Cap | None]]:
     """The budgets that all stages may share, smallest first, as in `_limits`."""
-    rules, context = candidate.rules, _comfortable_tokens(candidate)
+    rules = candidate.rules
+    context = _comfortable_tokens(candidate)
     usual_budgets = [rules.budget(footprint, context) for footprint in footprints]
     largest_budgets = [
         rules.largest_budget(footprint, budget) or budget
@@ -307,7 +313,8 @@ def _stage_bytes(footprint: Footprint, budget: Budget, context: int) -> int:
 
 def _sizes_within(footprint: Footprint, batch: Batch, budget: Budget) -> Sizes:
     """The sizes within this budget. Raises RefusalError."""
-    candidate, rules = footprint.candidate, footprint.candidate.rules
+    candidate = footprint.candidate
+    rules = footprint.candidate.rules
     seqs, state_warning = stateful_requests(footprint, batch.seqs, budget.bytes)
     if seqs is not batch.seqs:
         batch = batch._replace(seqs=seqs)
@@ -391,7 +398,8 @@ def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memor
     facts = list(candidate.inputs.facts.holding("needs_memory", scope))
     if not facts:
         return memory
-    estimate, per_token = candidate.rules.used_bytes(footprint, memory), memory.kv_bytes_per_token
+    estimate = candidate.rules.used_bytes(footprint, memory)
+    per_token = memory.kv_bytes_per_token
     verified_values = [fact.value or 0 for fact in facts if fact.grade == "verified"]
     corrected_bytes = max(fact.value or 0 for fact in facts)
     used_bytes = max(estimate, corrected_bytes)
@@ -421,7 +429,8 @@ def _context(
     """The largest context that fits and is wanted, and a warning where it is not all that the model
     could do."""
     candidate = footprint.candidate
-    spec, wish = candidate.inputs.spec, candidate.inputs.wish
+    spec = candidate.inputs.spec
+    wish = candidate.inputs.wish
     limit = context_limit(spec, wish)
     user_context = int(candidate.args.get("max-model-len", 0))
     if user_context > spec.max_position and not spec.has_open_limit:
@@ -432,7 +441,8 @@ def _context(
     longest_context = footprint.cache.largest(
         kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, user_context)
     )
-    fits, source = longest_context, "memory model"
+    fits = longest_context
+    source = "memory model"
     for fact in candidate.inputs.facts.holding("max_context", scope):
         if fact.value is not None and fact.value < fits:
             fits, source = fact.value, f"fact: {fact.source}"
@@ -443,7 +453,8 @@ def _context(
                 "no_memory", reason, source, may_shrink_cache=True, evidence=evidence
             )
         return int_choice(user_context, "set by the user", "user"), ()
-    context, least_context = min(limit, fits), wish.least_context or 1
+    context = min(limit, fits)
+    least_context = wish.least_context or 1
     if context < least_context:
         reason = f"a context of {least_context} tokens was asked for, and {context} fit"
         raise RefusalError("no_memory", reason, source, may_shrink_cache=True, evidence=evidence)

@@ -259,7 +259,8 @@ class MemoryReading(FrozenRecord, frozen=True):
 
 def readings(machine: Hardware, gpus: Iterable[str]) -> dict[str, MemoryReading]:
     """The readings by GPU UUID, without GPUs of unreadable or host memory."""
-    uuids, result = set(gpus), {}
+    uuids = set(gpus)
+    result = {}
     for gpu in machine.gpus:
         if gpu.uuid in uuids and gpu.free_bytes is not None and gpu.memory_kind == "dedicated":
             processes = (

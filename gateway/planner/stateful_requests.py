@@ -127,7 +127,8 @@ def _search_requests(
     states: the states that fit in addition to those of `limit` requests. Fewer requests leave more
         memory for states.
     """
-    low, high = states.requests, limit
+    low = states.requests
+    high = limit
     for _ in range(_TRIALS):
         estimate = _estimate_states(_replace_requests(footprint, low), budget_bytes) or states
         high = min(high, estimate.requests)
@@ -136,7 +137,8 @@ def _search_requests(
             break
         trial = _estimate_states(_replace_requests(footprint, middle), budget_bytes)
         if trial is not None and trial.requests >= middle:
-            low, states = middle, trial
+            low = middle
+            states = trial
         else:
             high = middle - 1
     return low, _estimate_states(_replace_requests(footprint, low), budget_bytes) or states
@@ -144,7 +146,8 @@ def _search_requests(
 
 def _estimate_states(footprint: Footprint, budget_bytes: int) -> _States | None:
     """None: no layer has a state, or not one request has."""
-    cache, rules = footprint.cache, footprint.candidate.rules
+    cache = footprint.cache
+    rules = footprint.candidate.rules
     per_request = cache.states_per_request
     if not per_request:
         return None

@@ -21,7 +21,9 @@ def unequal_stages(
     memory: the need of the candidate with equally many layers on each GPU.
     context: tokens of KV cache to hold.
     """
-    inputs, variant, stages = candidate.inputs, candidate.variant, candidate.stage_candidates
+    inputs = candidate.inputs
+    variant = candidate.variant
+    stages = candidate.stage_candidates
     if not stages:
         return []
     gpus = [stage.gpus[0] for stage in stages]

@@ -98,7 +98,9 @@ class Search:
         env: dict[str, str],
         layouts: SharedLayouts,
     ) -> None:
-        self.inputs, self.engine, self.rules = inputs, engine, rules
+        self.inputs = inputs
+        self.engine = engine
+        self.rules = rules
         self.env = env
         self.canonical = canonical(engine, args)
         kernels = VariantKernels(
@@ -113,7 +115,8 @@ class Search:
         self.plans: list[Plan] = []
         self.rejections: list[RejectedPlan] = []
 
-        wish, gpus = inputs.wish, len(inputs.hardware.gpus)
+        wish = inputs.wish
+        gpus = len(inputs.hardware.gpus)
         self._max_gpus = min(gpus, wish.gpus) if isinstance(wish.gpus, int) else gpus
         self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
         self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
@@ -166,7 +169,8 @@ class Search:
 
     def _first_variants(self) -> list[Variant]:
         """The variants without changes; before them the variants of a plan to restore."""
-        inputs, engine = self.inputs, self.engine
+        inputs = self.inputs
+        engine = self.engine
         gpus = inputs.hardware.gpus
         kv_dtype = self.rules.adopted_kv_dtype(
             inputs.spec, engine, gpus[0].capability if gpus else None
@@ -198,7 +202,8 @@ class Search:
 
     def _node_variants(self, span: NodeSpan, basis: Variant) -> Iterator[Variant]:
         """The variants whose ranks are on all nodes of the span, with the user's sizes."""
-        wish, flags = self.inputs.wish, self.canonical
+        wish = self.inputs.wish
+        flags = self.canonical
         tp = flags.get("tensor-parallel-size", wish.tensor_parallel)
         dp = flags.get("data-parallel-size", wish.data_parallel)
         pp = flags.get("pipeline-parallel-size")
@@ -216,7 +221,8 @@ class Search:
         """Keep the plan if it reaches more than a plan with fewer changes; the variants to try."""
         if self._has_same_kernels(variant, plan.kernels, plan.attention):
             return []
-        memory, context = plan.memory, plan.max_model_len.value
+        memory = plan.memory
+        context = plan.max_model_len.value
         is_crowded = bool(memory.kv_bytes_per_token) and memory.kv_tokens < self._wanted_kv_tokens
         reach = memory.kv_tokens if self._wanted_kv_tokens else context
         former_reach = self._reached.get(variant, 0)
@@ -249,7 +255,9 @@ class Search:
 
     def _follow_refusal(self, variant: Variant, refusal: RefusalError) -> list[Variant]:
         """Keep the refusal of an unchanged variant; the variants that may cure it."""
-        evidence, engine, gpus = refusal.evidence, self.engine, self._max_gpus
+        evidence = refusal.evidence
+        engine = self.engine
+        gpus = self._max_gpus
         if self._has_same_kernels(variant, evidence.kernels, evidence.attention):
             return []
         # The refusal of the unchanged variant names the problem that the change could not cure.

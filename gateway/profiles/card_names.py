@@ -23,7 +23,8 @@ _SOLDERED_FACTOR = 2  # shops solder twice the memory onto GeForce cards
 _WHOLE_NAME = 2
 _FORM = "sxm"  # the socket of a card, as people write it without a number
 # Cards before the RTX cards have the same numbers: the Quadro 4000 is a chip of 2010.
-_OLD_SERIES, _SERIES = "quadro", "rtx"
+_OLD_SERIES = "quadro"
+_SERIES = "rtx"
 
 
 class CardMatch(Value):

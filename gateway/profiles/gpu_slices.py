@@ -11,7 +11,8 @@ from gateway.errors import BadRequest
 _PROFILE = re.compile(r"\b([1-7])g\.(\d{1,3})gb\b")
 _NOISE = re.compile(r"\b(mig|slices?|of|an?|instances?)\b")
 # A card is cut into eight parts of memory, whatever the number of its units.
-_MEMORY_PARTS, _UNITS = 8, (1, 2, 3, 4, 7)
+_MEMORY_PARTS = 8
+_UNITS = (1, 2, 3, 4, 7)
 _MIG_CAPABILITIES = {"8.0", "9.0", "10.0", "10.3", "12.0"}
 _SAME_SIZE = 0.13  # names of profiles round the size
 

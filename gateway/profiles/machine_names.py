@@ -15,7 +15,8 @@ from gateway.errors import BadRequest
 from gateway.profiles.card_names import matched_cards
 from gateway.profiles.gpu_slices import SliceProfile, read_slice
 
-_MAX_GPUS, _MAX_LETTERS = 64, 200
+_MAX_GPUS = 64
+_MAX_LETTERS = 200
 _SEPARATOR = re.compile(r"\+|,|;|&|\band\b|\bplus\b")
 _COUNT_BEFORE = re.compile(r"(\d{1,3})\s*[x*]\s*|(\d{1,2})\s+(?:gpus?\s+|cards?\s+|of\s+)*(?=\S)")
 _COUNT_BEHIND = re.compile(

@@ -421,7 +421,8 @@ def shipped_profiles() -> Path:
 
     Raises SettingsError.
     """
-    packaged_data, checkout = Path(__file__).parent / "data", Path(__file__).parents[2] / "profiles"
+    packaged_data = Path(__file__).parent / "data"
+    checkout = Path(__file__).parents[2] / "profiles"
     for folder in (packaged_data, checkout):
         if folder.is_dir():
             return folder

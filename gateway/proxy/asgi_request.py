@@ -62,7 +62,8 @@ class AsgiRequest(RequestResponseCycle):
         """Parse the target of the request. Raises HttpParserInvalidURLError."""
         url = httptools.parse_url(target)
         path = (url.path or b"").decode("ascii")
-        config, root = connection.config, connection.config.root_path
+        config = connection.config
+        root = connection.config.root_path
         scope: HTTPScope = {
             "type": "http",
             "asgi": {"version": config.asgi_version, "spec_version": "2.3"},

@@ -136,7 +136,8 @@ class ClientAnswer:
             keep_alive=keep_alive,
         )
         if not self.has_sent_sse_head:
-            self.has_events, upstream.is_framed = head.has_events, head.is_framed
+            self.has_events = head.has_events
+            upstream.is_framed = head.is_framed
             upstream.lead = head.data
             return head.keep_alive
         if head.has_events:
@@ -187,14 +188,16 @@ class ClientAnswer:
     def forget(self) -> None:
         """Treat an interrupted answer that was not passed on as not started."""
         if self.withholds_head or (self._buffered is not None and not self.has_sent_sse_head):
-            self.status, self.withholds_head = 0, False
+            self.status = 0
+            self.withholds_head = False
 
     def restart(self) -> None:
         """Prepares for the answer of another replica. A sent head stays."""
         self.forget()
         self.has_sent_sse_head = self.has_sent_sse_head or bool(self.status)
         self.status = 0
-        self.writer, self._buffered = self._connection.transport, None
+        self.writer = self._connection.transport
+        self._buffered = None
 
     def own_headers(self) -> bytes:
         """Header lines that the gateway itself adds to the answer."""

@@ -351,7 +351,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _send_list(self, exchange: Exchange) -> None:
         """Write the list of models no faster than the client receives it."""
         while self._unsent and not self.is_write_paused and not self.transport.is_closing():
-            piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            piece = self._unsent[:PIECE_BYTES]
+            self._unsent = self._unsent[PIECE_BYTES:]
             self.transport.write(piece)
         if not self._unsent:
             exchange.finish_list()
@@ -408,7 +409,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._reader.method == b"HEAD":
             # A refusal of HEAD has a length and no body.
             refusal = refusal[: refusal.find(b"\r\n\r\n") + 4]
-        incoming, self._reader.incoming = self._reader.incoming, None
+        incoming = self._reader.incoming
+        self._reader.incoming = None
         if incoming is not None:
             has_started = incoming.answer.has_started
             incoming.abandon()
@@ -473,7 +475,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _abort(self) -> None:
         """Close immediately, and release the engine, which could write until the loop reports the
         lost connection."""
-        request, self._current_exchange = self._current_exchange, None
+        request = self._current_exchange
+        self._current_exchange = None
         if request is not None:
             request.abandon()
         self.transport.abort()

@@ -56,6 +56,7 @@ def engine_request(
     else:
         description += b"transfer-encoding: chunked\r\n"
         body = b"%x\r\n%b\r\n" % (len(body), bytes(body))
-    id_, lines = exchange.answer.id, exchange.request_head.forwarded_headers
+    id_ = exchange.answer.id
+    lines = exchange.request_head.forwarded_headers
     head = request_head(endpoint, pool.prefix, pool.authority, id_, description, lines)
     return head, body, renames

@@ -222,7 +222,9 @@ class Exchange:
     def start(self) -> None:
         """Start the request, whose turn has come and of whose body enough is received. Raises
         FitserveError before any engine is asked."""
-        plane, endpoint, upload = self.plane, self.endpoint, self.upload
+        plane = self.plane
+        endpoint = self.endpoint
+        upload = self.upload
         routes = plane.routes
         self.started_at = plane.loop.time()
         form = upload.read_form() if endpoint.body == "form" else None
@@ -423,7 +425,8 @@ class Exchange:
         """Retry once on another replica. A replica that accepted no connection has not seen the
         request."""
         self._dial = None
-        failed_replica, route = self.replica, self.plane.routes.table.models.get(self.call.model)
+        failed_replica = self.replica
+        route = self.plane.routes.table.models.get(self.call.model)
         log.warning("%s: no connection to %s: %r", self.id, failed_replica, error)
         is_routed = route is not None and failed_replica in route.replicas
         if (
@@ -451,7 +454,8 @@ class Exchange:
         restartable = not answer.status or (
             answer.has_events and answer.status == 200 and not self.sent_bytes
         )
-        body, self._retry_body = self._retry_body, b""
+        body = self._retry_body
+        self._retry_body = b""
         self._drop_engine()
         self._dial = None
         if not restartable:
@@ -483,7 +487,8 @@ class Exchange:
     def _retry_after_death(self) -> bool:
         """Ask another replica where the engine dies before it answered. Returns whether there is
         one and the request is still in memory."""
-        dying, body = self.replica, self._retry_body
+        dying = self.replica
+        body = self._retry_body
         route = self.plane.routes.table.models.get(self.call.model)
         if (
             dying is None
@@ -659,7 +664,8 @@ class Exchange:
 
     def _settle(self, permit: rate_limits.Permit, count: TokenCount) -> None:
         """Count the request for its key, while it is counted at its replica."""
-        now, replica = self.plane.loop.time(), self.replica
+        now = self.plane.loop.time()
+        replica = self.replica
         if permit.charge is not None and replica is not None:
             permit.charge.leave(replica.gpus, self.plane.routes.load_of(replica.id), now)
         permit.finish(count, now, has_reached_engine=self._upstream is not None)

@@ -77,7 +77,8 @@ class KnownAnswerHead:
         self.status = status
         self.forwarded_headers = forwarded_headers
         start, stop, end = self._length_range = length_range
-        self._head_before_date, self._head_after_date = data[:start], data[stop:end]
+        self._head_before_date = data[:start]
+        self._head_after_date = data[stop:end]
 
     def body(self, data: bytes) -> bytes | None:
         """The body of a complete answer with this same head; None: the answer has to be parsed."""

@@ -167,14 +167,16 @@ def answer_head(
     accepts_chunked: the client understands chunks.
     """
     forwarded_headers, events = client_lines(headers)
-    framing, framed = b"", False
+    framing = b""
+    framed = False
     if status == 204:
         events = False  # no body, even if the engine announces one
     elif length is not None and _LENGTH(length) and not events:
         framing = b"content-length: %b\r\n" % length
     else:
         # An event stream may end with an additional error event, so its length is open.
-        framed, keep_alive = accepts_chunked, keep_alive and accepts_chunked
+        framed = accepts_chunked
+        keep_alive = keep_alive and accepts_chunked
         framing = b"transfer-encoding: chunked\r\n" if accepts_chunked else b""
     closes = b"" if keep_alive else b"connection: close\r\n"
     data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: engine\r\n%b\r\n" % (

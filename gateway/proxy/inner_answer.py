@@ -51,7 +51,8 @@ class InnerAnswer:
     async def pieces(self) -> AsyncIterator[bytes]:
         """The pieces of the body. Raises ConnectionError where the answer is cut off."""
         while True:
-            pieces, self._pieces = self._pieces, []
+            pieces = self._pieces
+            self._pieces = []
             for piece in pieces:
                 yield piece
             if self._is_complete:
@@ -60,20 +61,23 @@ class InnerAnswer:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The whole lines of the body. Raises ConnectionError, UpstreamError."""
-        line, size = list[bytes](), 0
+        line = list[bytes]()
+        size = 0
         async for piece in self.pieces():
             first_part, *next_parts = piece.split(b"\n")
             line.append(first_part)
             size += len(first_part)
             for part in next_parts:
                 yield b"".join(line)
-                line, size = [part], len(part)
+                line = [part]
+                size = len(part)
             if size > LINE_BYTES:
                 raise _size_error("A line of the engine's answer", LINE_BYTES)
 
     async def body(self) -> bytes:
         """The whole body. Raises ConnectionError, UpstreamError."""
-        pieces, size = list[bytes](), 0
+        pieces = list[bytes]()
+        size = 0
         async for piece in self.pieces():
             pieces.append(piece)
             size += len(piece)

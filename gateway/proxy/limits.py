@@ -229,7 +229,8 @@ class ClientProgress:
         )[0]
         unsent = queued + self._transport.get_write_buffer_size()
         if unsent != self._unsent:
-            self._unsent, self._stalled_since = unsent, time
+            self._unsent = unsent
+            self._stalled_since = time
         if time - self._stalled_since <= STALL_S:
             return False
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_LINGER)

@@ -134,7 +134,8 @@ class RequestReader:
 
     def _count_body(self, count: int) -> None:
         """Count a read of `count` bytes that ended within a body."""
-        connection, first = self._connection, self._wire < 0
+        connection = self._connection
+        first = self._wire < 0
         if not connection.is_reading_paused:
             latest = connection.plane.loop.time() + limits.BODY_S
             connection.deadline = (
@@ -197,7 +198,8 @@ class RequestReader:
             return
         self.is_in_head = False
         self.is_in_body = True
-        self._size, self._wire = 0, -1
+        self._size = 0
+        self._wire = -1
         self.incoming = None
         method = self._parser.get_method()
         upgrades = self._parser.should_upgrade() and method != b"CONNECT"
@@ -267,7 +269,8 @@ class RequestReader:
             raise file_too_large_error(limits_in_force.file_bytes)
 
     def on_body(self, data: bytes) -> None:
-        connection, request = self._connection, self.incoming
+        connection = self._connection
+        request = self.incoming
         if connection.is_discarding or request is None:
             return
         self._size += len(data)
@@ -282,5 +285,6 @@ class RequestReader:
         if self._connection.is_discarding or self._ignores_upgrade:
             return
         self.is_in_body = False
-        request, self.incoming = self.incoming, None
+        request = self.incoming
+        self.incoming = None
         self._connection.request_complete(request)

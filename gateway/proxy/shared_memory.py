@@ -61,7 +61,8 @@ class SharedTable:
         """Write the slot of the key. A new key takes the oldest slot of its set."""
         tag, offset = self._tag_and_offset(key)
         slots = _SET.unpack_from(self._slots, offset)
-        tags, times = slots[::3], slots[2::3]
+        tags = slots[::3]
+        times = slots[2::3]
         slot = tags.index(tag) if tag in tags else times.index(min(times))
         _SLOT.pack_into(self._slots, offset + slot * _SLOT.size, tag, number, time)
 

@@ -149,7 +149,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def flush(self, last: bytes = b"") -> None:
         """Write the pending bytes for the client and `last` in one system call."""
-        exchange, lead, body = self.exchange, self.lead, b"".join(self._unsent_pieces)
+        exchange = self.exchange
+        lead = self.lead
+        body = b"".join(self._unsent_pieces)
         self.lead = b""
         self._unsent_pieces.clear()
         if body:

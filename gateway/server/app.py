@@ -224,7 +224,8 @@ def build_front(
         file_bytes=settings.batch_file_bytes,
     )
     metrics = AccessLog() if settings.access_log else Metrics()
-    ledger, prices = Ledger(settings.data), read_prices(settings.prices)
+    ledger = Ledger(settings.data)
+    prices = read_prices(settings.prices)
     workers = (
         _workers(settings, limits, keys, metrics, shared_parts, prices=prices)
         if shared_parts is not None

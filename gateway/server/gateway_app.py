@@ -161,7 +161,8 @@ class GatewayApp:
         try:
             if answer is not None:
                 self.answers.add(answer)
-                receive, send = answer.receive, answer.send
+                receive = answer.receive
+                send = answer.send
             if wait_s:
                 await asyncio.sleep(wait_s)
             await self.api(scope, receive, send)

@@ -36,7 +36,9 @@ class Lifetime:
 
     async def start(self) -> None:
         """Start the control loop, then the workers. After a handover, models have routes first."""
-        app, front, loop = self._app, self._front, self._gateway.loop
+        app = self._app
+        front = self._front
+        loop = self._gateway.loop
         batches = self._gateway.batches
         app.on_stop = (self._gateway.observer.stop, self._gateway.live.stop, batches.stop)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
@@ -69,7 +71,8 @@ class Lifetime:
 
     async def stop(self) -> None:
         """End the service of clients, then the control loop."""
-        app, workers = self._app, self._front.workers
+        app = self._app
+        workers = self._front.workers
         if self._announcing is not None:
             self._announcing.cancel()
         if app.certificate is not None:
@@ -86,7 +89,8 @@ class Lifetime:
 
     async def _announce(self) -> None:
         """Tell the previous gateway and the service manager, once clients are answered."""
-        app, workers = self._app, self._front.workers
+        app = self._app
+        workers = self._front.workers
         while not app.has_started():  # noqa: ASYNC110
             await asyncio.sleep(_CHECK_S)
         while workers is not None and workers.answering < workers.count:  # noqa: ASYNC110
@@ -98,7 +102,8 @@ class Lifetime:
 
     async def _release(self) -> list[str]:
         """End the control loop for another gateway; the names of the models that have routes."""
-        app, workers = self._app, self._front.workers
+        app = self._app
+        workers = self._front.workers
         app.is_replaced = True
         if workers is not None:
             workers.was_handed_over = True
@@ -148,7 +153,8 @@ class Lifetime:
 
     async def _stop_engines(self) -> None:
         """End the engines where the settings say so. Otherwise the log has the command for it."""
-        loop, host = self._gateway.loop, self._gateway.host
+        loop = self._gateway.loop
+        host = self._gateway.host
         try:
             if self._front.settings.stop_engines:
                 await loop.stop_engines()

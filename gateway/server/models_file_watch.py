@@ -73,7 +73,9 @@ class ModelsFileWatch:
             # The author may still be writing the file.
             self._stable = current_stamp
             return _CHECK_S
-        self._stable, self._was_read, problem = current_stamp, True, ""
+        self._stable = current_stamp
+        self._was_read = True
+        problem = ""
         try:
             if not await self._apply(await self._contents.result()):
                 problem = _INCOMPLETE_PROBLEM
@@ -144,7 +146,8 @@ class ModelsFileWatch:
             "root_path": "",
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         }
-        status, answer = 0, b""
+        status = 0
+        answer = b""
 
         async def receive() -> Message:
             return {"type": "http.request", "body": content, "more_body": False}

@@ -37,7 +37,8 @@ class OpenAnswer:
             end_wait.cancel()
         if self._end_event.is_set() or not self._next.done():
             return {"type": "http.disconnect"}
-        message, self._next = self._next.result(), None
+        message = self._next.result()
+        self._next = None
         return message
 
     async def _read(self) -> Message:

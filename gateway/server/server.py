@@ -254,7 +254,8 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
         app, server, sockets = _server(settings, listeners, is_bound_here=owns_listeners)
         app.stop = partial(_stop, server, settings)
         app.has_started = lambda: server.started
-        app.lock, app.takeover = data_lock, takeover
+        app.lock = data_lock
+        app.takeover = takeover
         signal.signal(signal.SIGUSR2, _replace_ourselves)
         server.run(sockets=sockets)
         if not server.started:

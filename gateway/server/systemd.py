@@ -15,7 +15,8 @@ _FIRST_DESCRIPTOR = 3
 def opened_sockets() -> list[socket.socket]:
     """The listening sockets that systemd opened for this process. Child processes do not inherit
     them."""
-    process, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    process = os.environ.pop("LISTEN_PID", "")
+    count = os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if process != str(os.getpid()) or not count.isdecimal():
         return []

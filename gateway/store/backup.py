@@ -34,7 +34,8 @@ from gateway.store import database_files
 from gateway.store.database import DamagedDatabaseError, Database, foreign_part
 from gateway.store.schema import VERSION
 
-_DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
+_DATABASE = "fitserve.db"
+_MANIFEST = "manifest.json"
 _FILES = ("installation", "models-file.json")
 _FOLDER = "learned"
 # The files that a restore replaces: the database, its journals, and files with the same content.

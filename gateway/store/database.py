@@ -146,7 +146,8 @@ class Database:
         if disk_fault(self.path.parent) is not None:
             return False
         with suppress(StoreError), self._translate_errors("opened"), self._lock:
-            copy, is_written = self.connection, False
+            copy = self.connection
+            is_written = False
             try:
                 self._connect()
                 if seal_sums(self.connection) == self._origin:

@@ -81,7 +81,8 @@ def put_back(source: sqlite3.Connection, path: Path) -> Path:
     There is a file at `path` at every moment, because a gateway without one starts empty. Raises
     OSError, sqlite3.Error.
     """
-    replacement, damaged_path = path.with_name(f"{path.name}.restored"), free_name(path)
+    replacement = path.with_name(f"{path.name}.restored")
+    damaged_path = free_name(path)
     remove(replacement)
     write(source, replacement)
     with contextlib.suppress(FileNotFoundError):

@@ -65,7 +65,8 @@ class Mirror:
 
     def add(self, statements: list[Statement], source: sqlite3.Connection) -> None:
         """Give the mirror the statements of a change. The change is on the disk already."""
-        self._stamp, self._has_changed = database_files.stamp(self.path), True
+        self._stamp = database_files.stamp(self.path)
+        self._has_changed = True
         self._pending.append(statements)
         if self.connection is None or len(self._pending) > _MAX_PENDING:
             self._make(source)
@@ -79,10 +80,12 @@ class Mirror:
 
     def inspect(self, source: sqlite3.Connection) -> bool:
         """Inspect the file. Returns whether it is damaged and rests, so that it can be replaced."""
-        now, stamp = time.monotonic(), database_files.stamp(self.path)
+        now = time.monotonic()
+        stamp = database_files.stamp(self.path)
         if self.damage is not None:
             if stamp != self._stamp:
-                self._stamp, self._damaged_at = stamp, now
+                self._stamp = stamp
+                self._damaged_at = now
             return now > self._damaged_at + _REST_S
         if self.connection is None:
             self._make(source)

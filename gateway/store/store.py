@@ -80,7 +80,8 @@ class Store:
         if not self.returns:
             self._database.inspect()
         elif self._database.return_to_file():
-            self.problem, self.returns = None, False
+            self.problem = None
+            self.returns = False
             log.info("the database can be written again; changes are accepted", file=str(self.path))
 
     def changeable(self) -> None:

@@ -56,7 +56,8 @@ class ModelRequest(Wish):
                 param="chat_template",
             )
         for low, high in combinations(("min_context", "context", "max_context"), 2):
-            minimum, maximum = getattr(self, low), getattr(self, high)
+            minimum = getattr(self, low)
+            maximum = getattr(self, high)
             if minimum and maximum and minimum > maximum:
                 raise BadRequest(
                     f"{low} is larger than {high}: {minimum} and {maximum} tokens.",

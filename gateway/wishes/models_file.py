@@ -58,13 +58,15 @@ def load(path: Path) -> ModelsFile:
             f"it is longer than {_MAX_CHARACTERS} characters" if len(text) > _MAX_CHARACTERS else ""
         )
     except (OSError, UnicodeDecodeError) as error:
-        text, reason = "", getattr(error, "strerror", None) or "it is not text in UTF-8"
+        text = ""
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
     if reason:
         raise BadRequest(
             f"The file of models {path} cannot be read: {reason}.",
             hint="Correct the path, or make the file.",
         )
-    document, references = read(text), References(path.absolute().parent)
+    document = read(text)
+    references = References(path.absolute().parent)
     wishes: dict[str, Wish] = {}
     mistakes = [*document.mistakes, *_top_mistakes(document)]
     if not document.mistakes:
@@ -240,7 +242,8 @@ def _field_mistakes(
     """The mistakes, one for each value: a value of several types fails as each of them."""
     messages: dict[Keys, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
-        keys, field = (*top, *problem["loc"]), problem["loc"][-1] if problem["loc"] else ""
+        keys = (*top, *problem["loc"])
+        field = problem["loc"][-1] if problem["loc"] else ""
         value_keys = next(
             keys[:end]
             for end in range(len(keys), 0, -1)

@@ -54,7 +54,8 @@ class References:
         return text
 
     def _resolve_match(self, match: re.Match[str]) -> str:
-        kind, name = match[1], match[2].strip()
+        kind = match[1]
+        name = match[2].strip()
         if kind == "env":
             if name not in self.environment:
                 raise UnresolvedPlan(f"the variable {name} is not set")

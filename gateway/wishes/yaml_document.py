@@ -85,7 +85,8 @@ def read(text: str) -> Document:
             None, {}, [Mistake(position, f"this is not YAML: {error.problem or error.context}")]
         )
     except yaml.reader.ReaderError as error:
-        line, last = text.count("\n", 0, error.position) + 1, text.rfind("\n", 0, error.position)
+        line = text.count("\n", 0, error.position) + 1
+        last = text.rfind("\n", 0, error.position)
         return Document(
             None,
             {},

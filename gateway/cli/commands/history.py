@@ -61,7 +61,8 @@ def rollback(
 
 def _author(version: dict[str, Any]) -> str:
     """Key and program of a change."""
-    key, way = version["key"], version["way"]
+    key = version["key"]
+    way = version["way"]
     return f"{key}, {way}" if key else str(way)
 
 

@@ -145,7 +145,8 @@ def _show_requests(as_json: bool) -> None:
 
 
 def _model_entry(view: Any, on_disk: Any) -> dict[str, Any]:
-    wish, revisions = view["wish"], on_disk["revisions"]
+    wish = view["wish"]
+    revisions = on_disk["revisions"]
     folder_bytes = on_disk.get("folder_bytes") or 0
     return {
         "name": view["name"],

@@ -126,7 +126,9 @@ class WaitReports:
         is_due = stage != self._stage or now_s - self._at_s >= _REPEAT_S
         if line == self._line or not is_due:
             return ""
-        self._stage, self._line, self._at_s = stage, line, now_s
+        self._stage = stage
+        self._line = line
+        self._at_s = now_s
         return line
 
 
@@ -135,7 +137,8 @@ def wait_until_ready(name: str, limit_s: float, *, is_quiet: bool) -> Any:
     given up, or after `limit_s`."""
     import time
 
-    reports, deadline = WaitReports(name), time.monotonic() + limit_s
+    reports = WaitReports(name)
+    deadline = time.monotonic() + limit_s
     while True:
         view = call("GET", model_path(name))
         # A request loads such a model.

@@ -125,7 +125,9 @@ def _wait_until_ready(name: str) -> Any:
     import time
 
     # Only a model that was stopped before is loaded. Its owner may stop it during the wait.
-    may_load, was_loading, reports = True, False, WaitReports(name)
+    may_load = True
+    was_loading = False
+    reports = WaitReports(name)
     with status() as show_status:
         while True:
             view = call("GET", model_path(name))
@@ -140,7 +142,8 @@ def _wait_until_ready(name: str) -> Any:
                     hint=f"`fitserve show {name}` shows the details.",
                 )
             if view["state"] not in _STOP_STATES:
-                may_load, was_loading = False, True
+                may_load = False
+                was_loading = True
             if line := reports.line(view, time.monotonic()):
                 show_status(line)
             time.sleep(_POLL_S)

@@ -156,8 +156,10 @@ class _Tensor(NamedTuple):
 def _tensors(
     shape: ModelShape, vocab: dict[str, int], words: list[int], stop: bool
 ) -> Iterator[_Tensor]:
-    hidden, inner_size = shape.hidden, shape.inner
-    query_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden = shape.hidden
+    inner_size = shape.inner
+    query_size = shape.heads * shape.head_dim
+    kv_size = shape.kv_heads * shape.head_dim
 
     follower = dict.fromkeys(vocab.values(), words[0])
     follower.update(pairwise(words))

@@ -20,9 +20,12 @@ from gateway.engines.common.planning_input import host_reserve_bytes
 # Engines raise their own limit to this number: set_ulimit in vllm/utils/system_utils.py:264
 # (0.33.0) and sglang/srt/utils/common.py:2585 (0.5.23).
 _OPEN_FILES = 65_535
-_WEIGHTS_BYTES, _CACHES_BYTES, _TEMPORARY_BYTES = 20 * GIB, 5 * GIB, 2 * GIB
+_WEIGHTS_BYTES = 20 * GIB
+_CACHES_BYTES = 5 * GIB
+_TEMPORARY_BYTES = 2 * GIB
 # Signed download addresses are valid for some minutes around their time.
-_SKEW_S, _MUCH_SKEW_S = 30.0, 300.0
+_SKEW_S = 30.0
+_MUCH_SKEW_S = 300.0
 
 State = Literal["ok", "warn", "fail", "unknown"]
 
@@ -132,7 +135,8 @@ def shared_memory(hardware: Hardware, memory: HostMemory | None) -> MachineCheck
     shared_gpus = [gpu for gpu in hardware.gpus if gpu.memory_kind == "unified"]
     if not shared_gpus:
         return None
-    name, free_bytes = "memory of GPU and host", max(map(host_reserve_bytes, shared_gpus))
+    name = "memory of GPU and host"
+    free_bytes = max(map(host_reserve_bytes, shared_gpus))
     if memory is None:
         return MachineCheck(name, "unknown", "/proc/meminfo cannot be read")
     pages = max(0, memory.available - memory.free_bytes)

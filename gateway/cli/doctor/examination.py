@@ -134,7 +134,8 @@ def _check_data(settings: Settings) -> MachineCheck:
 
 
 def _check_port(settings: Settings) -> MachineCheck:
-    address, problem = f"{settings.host}:{settings.port}", port_problem(settings)
+    address = f"{settings.host}:{settings.port}"
+    problem = port_problem(settings)
     if not problem:
         return MachineCheck("port", "ok", f"{address} is free")
     if _is_gateway(settings):

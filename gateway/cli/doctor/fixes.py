@@ -24,7 +24,8 @@ def apply_fixes(
     """The checks after the fixes; that of the data folder is repeated."""
     changes = []
     try:
-        existed, is_closed = data.is_dir(), data.is_dir() and not data.stat().st_mode & 0o077
+        existed = data.is_dir()
+        is_closed = data.is_dir() and not data.stat().st_mode & 0o077
         close_data_folder(data)
         if not (existed and is_closed):
             changes.append("closed to others" if existed else "created")

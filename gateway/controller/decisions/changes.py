@@ -250,7 +250,8 @@ def _shown_value(name: str, wish: Wish) -> str | None:
 
 def diff_plans(old_plan: Plan, new_plan: Plan) -> tuple[Difference, ...]:
     """The differences between two plans, results included."""
-    old_facts, new_facts = dict(_plan_facts(old_plan)), dict(_plan_facts(new_plan))
+    old_facts = dict(_plan_facts(old_plan))
+    new_facts = dict(_plan_facts(new_plan))
     return tuple(
         Difference(field=name, former=old_facts.get(name), present=new_facts.get(name))
         for name in dict.fromkeys((*old_facts, *new_facts))

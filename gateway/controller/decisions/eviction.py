@@ -41,7 +41,8 @@ from gateway.domain.units import duration_text
 
 STOP_REASON = "its owner stopped it"
 """The reason of a model that rests until its owner starts it."""
-MIN_S, MAX_S = 5.0, 60.0
+MIN_S = 5.0
+MAX_S = 60.0
 # Loads that take no longer cost the same.
 _CHEAP_WAKE_S = 1.0
 

@@ -98,7 +98,9 @@ class FreezeDetector:
     def record_metrics(self, now: float, metrics: object) -> None:
         """Note its metrics in any comparable form; None if it has none."""
         if metrics is None or metrics != self._metrics:
-            self._metrics, self._moved_at, self._silent_since = metrics, now, None
+            self._metrics = metrics
+            self._moved_at = now
+            self._silent_since = None
 
     def record_probe(self, now: float, *, is_alive: bool) -> None:
         """Note whether the engine answered the smallest request, sent at `now`."""

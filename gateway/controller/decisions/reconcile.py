@@ -210,7 +210,8 @@ def next_action(
 def _next_action(
     replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
 ) -> Action:
-    attempt, instance = replica.attempt, replica.instance
+    attempt = replica.attempt
+    instance = replica.instance
     if not replica.is_wanted:
         return Stop(instance.name) if instance and not replica.is_busy else NoAction("stopping")
     if attempt is None:
@@ -275,7 +276,8 @@ def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
 
 def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that starts."""
-    instance, phase = replica.instance, replica.observation.phase
+    instance = replica.instance
+    phase = replica.observation.phase
     if instance is None or instance.state == "created":
         return NoAction("starting", phase) if replica.is_busy else Launch(attempt)
     if instance.state == "exited":
@@ -314,7 +316,8 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
 def _sleeping_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that sleeps and may stay: it wakes up on demand, unless something
     holds it."""
-    demand, planning = replica.demand, replica.planning
+    demand = replica.demand
+    planning = replica.planning
     if not (demand.is_requested or demand.is_spare):
         return NoAction("asleep")
     if not demand.load_block_reason and planning.blocked_reason is None:
@@ -404,7 +407,8 @@ def _back_off(
 
 def _plan_refusal(replica: ReplicaSnapshot, reason: str) -> NoAction:
     """The rest of a replica that found no plan."""
-    on_request, is_requested = replica.planning.waits_for_request, replica.demand.is_requested
+    on_request = replica.planning.waits_for_request
+    is_requested = replica.demand.is_requested
     if replica.planning.is_promised or (on_request and is_requested):
         return NoAction("starting", reason)
     return NoAction("stopped" if on_request else "no_plan", reason)

@@ -32,7 +32,8 @@ _MILESTONES: dict[str, Milestone] = {
 }
 _MILESTONE_ORDER: tuple[Milestone, ...] = ("", "chosen", "started", "ready", "ended")
 # Prefixes of phases that have events of their own.
-_WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
+_WEIGHTS = ("Downloading ", "Checking ")
+_IMAGE = ("pulling ", "unpacking ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ _STATE_VERBS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 def _wish_events(
     former_model: ReportedModel | None, new_model: ReportedModel, now: float
 ) -> Iterator[Event]:
-    wish, name = new_model.wish, new_model.wish.name
+    wish = new_model.wish
+    name = new_model.wish.name
 
     def event(kind: EventKind, text: str, **data: Any) -> Event:
         return Event(at=now, kind=kind, model=name, words=text, data=data)
@@ -181,8 +183,10 @@ def _change_events(
     former_model: ReportedModel, new_model: ReportedModel
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     """Kinds, texts and data of the events about a wish that is being changed or was changed."""
-    wish, name = new_model.wish, new_model.wish.name
-    change, former_change = new_model.change, former_model.change
+    wish = new_model.wish
+    name = new_model.wish.name
+    change = new_model.change
+    former_change = former_model.change
     is_same_change = (
         change is not None
         and former_change is not None
@@ -237,7 +241,8 @@ def _replica_events(
             data=data,
         )
 
-    name, status = model.wish.name, new_replica.status
+    name = model.wish.name
+    status = new_replica.status
     yield from (
         event(kind, text, **data)
         for kind, text, data in _phase_events(name, former_replica, new_replica)
@@ -319,7 +324,8 @@ def _start_events(
     now: float,
 ) -> Iterator[Event]:
     """The events of a start that were not reported yet."""
-    name, plan = model.wish.name, attempt.plan
+    name = model.wish.name
+    plan = attempt.plan
 
     def event(kind: EventKind, text: str, at: float = now, **data: Any) -> Event:
         return Event(
@@ -360,7 +366,8 @@ def _start_events(
     if (failure := attempt.failure) is not None:
         text = f"{name} failed ({failure.kind}): {failure.message}"
         details = failure.model_dump(mode="json", exclude_defaults=True)
-        ended_at, engine = attempt.ended_at or now, str(plan.engine)
+        ended_at = attempt.ended_at or now
+        engine = str(plan.engine)
         yield event("engine.failed", text, ended_at, engine=engine, failure=details)
     elif not attempt.is_live:
         stop_kind, reason = _stop_reason(model, replica)
@@ -438,7 +445,8 @@ def _phase_events(
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     """The event about a start that goes on. Figures that change every second are left out."""
     live = new_replica.live
-    old_phase, new_phase = _phase_head(former_replica.phase), _phase_head(new_replica.phase)
+    old_phase = _phase_head(former_replica.phase)
+    new_phase = _phase_head(new_replica.phase)
     if old_phase == new_phase or live is None or live.state == "ready":
         return
     if old_phase.startswith(_WEIGHTS) and not new_phase.startswith(_WEIGHTS):

@@ -176,7 +176,8 @@ class EventLog:
         self._pending_events.clear()
         if not batch:
             return True
-        self._is_recording, added = True, []
+        self._is_recording = True
+        added = []
         try:
             added = await asyncio.to_thread(self._add, batch)
         except StoreError as error:

@@ -35,7 +35,8 @@ from gateway.version import __version__
 _ENGINES_S = 5.0
 # A look is followed by a pause of this many times its own duration, at most `_MAX_PAUSE_S`. So a
 # storm of passes has a bounded cost.
-_PAUSE, _MAX_PAUSE_S = 300, 0.2
+_PAUSE = 300
+_MAX_PAUSE_S = 0.2
 # A hot card lowers and raises its clocks every few seconds.
 _THROTTLE_REPEAT_S = 60.0
 # Ended starts of a replica to look at. No pass ends more.
@@ -254,7 +255,8 @@ class Observer:
 
     async def _look_at_engines(self) -> float:
         engines = await asyncio.to_thread(installed_engines, self._settings.data)
-        former_engines, self._engines = self._engines, engines
+        former_engines = self._engines
+        self._engines = engines
         if former_engines is not None:
             now = time.time()
             for name in sorted(engines - former_engines):

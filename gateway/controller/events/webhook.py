@@ -36,7 +36,8 @@ log = Logger("fitserve.webhook")
 
 _TIMEOUT_S = 15.0
 # The waits of the specification begin with 5 s too.
-_FIRST_REST_S, _MAX_REST_S = 5.0, 300.0
+_FIRST_REST_S = 5.0
+_MAX_REST_S = 300.0
 _GIVE_UP_S = 86400.0
 _LISTEN_S = 3600.0
 _GONE_STATUS = 410
@@ -93,7 +94,8 @@ class Webhook:
                     return None
                 await self._record_delivery(event.number)
             self._number = event.number
-        has_moved, self._number = batch.number != self._number, batch.number
+        has_moved = batch.number != self._number
+        self._number = batch.number
         if batch.events or batch.has_gap or has_moved:
             await self._record_delivery(batch.number)
         elif not self._events.is_over(batch.number):
@@ -125,7 +127,8 @@ class Webhook:
                     "" if 200 <= answer.status < 300 else f"answers with status {answer.status}"
                 )
             except NoAnswerError as error:
-                answer, problem = None, str(error)
+                answer = None
+                problem = str(error)
             if not problem:
                 if self._failures:
                     log.info("a webhook accepts events again", receiver=self._receiver)

@@ -85,7 +85,8 @@ class Fleet:
                 continue
             replica.planning.is_outdated = True
             if not replica.planning.awaited_offers and replica.planning.blocked_reason is not None:
-                replica.planning.blocked_reason, replica.planning.looks_again = None, True
+                replica.planning.blocked_reason = None
+                replica.planning.looks_again = True
 
     def placed_attempts(self) -> tuple[tuple[object, ...], ...]:
         """The engines that have memory now, and their wishes: another value may make room."""
@@ -115,7 +116,8 @@ class Fleet:
     ) -> PlanningContext:
         """The input of the planner for a replica now. `is_in_place`: a trial is planned in the
         place of the serving engine."""
-        wish, promised_bytes = model.wish_of(requester), self.bytes_promised_to_others(requester)
+        wish = model.wish_of(requester)
+        promised_bytes = self.bytes_promised_to_others(requester)
         # A trial next to the serving engine takes nothing from others, as that would last for the
         # whole change.
         is_trial = requester is model.trial and not is_in_place
@@ -443,7 +445,8 @@ class Fleet:
         }
         for replica in self.replicas():
             for attempt in replica.attempts:
-                name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
+                name = attempt.instance_name
+                gpus = frozenset(attempt.plan.gpus)
                 if name in running_names or name in begun_names:
                     model = self.models[replica.model]
                     ending = (
@@ -452,7 +455,8 @@ class Fleet:
                         or attempt is not replica.attempt
                     )
                     engine_phase: EnginePhase = "stopping" if ending else replica.engine_phase
-                    measures, proved = replica.measures, attempt.state == "ready"
+                    measures = replica.measures
+                    proved = attempt.state == "ready"
                     yield PlacedEngine(
                         instance=name,
                         model=replica.model,

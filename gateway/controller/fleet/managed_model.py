@@ -83,7 +83,9 @@ class ReplicaPlanning:
     def block_planning(self, reason: str) -> None:
         """Note that nothing can be started for now."""
         self.blocked_reason, self.blocked_at = reason, time.monotonic()
-        self.awaited_offers, self.received_offers, self.waits_for_request = (), (), False
+        self.awaited_offers = ()
+        self.received_offers = ()
+        self.waits_for_request = False
 
     def restore_block(self, failed_planning: FailedPlanning) -> None:
         """Note that nothing has changed since its last plan, which found nothing."""
@@ -99,13 +101,16 @@ class ReplicaPlanning:
         self.block_planning("waits: " + "; ".join(offer.words for offer in offers))
         former_copies = self.requested_copies
         self.requested_copies = {(offer.model, offer.replica, offer.kind) for offer in offers}
-        self.awaited_offers, self.intended_plan = offers, intended_plan
+        self.awaited_offers = offers
+        self.intended_plan = intended_plan
         return self.requested_copies != former_copies
 
     def accept_offers(self, gifts: tuple[Offer, ...]) -> None:
         """Note that the gifts have arrived. The memory of the gifts is reserved until the replica
         is planned."""
-        self.blocked_reason, self.awaited_offers, self.received_offers = None, (), gifts
+        self.blocked_reason = None
+        self.awaited_offers = ()
+        self.received_offers = gifts
 
     def wait_for_request(
         self, reason: str, offers: tuple[Offer, ...], *, needs_request: bool
@@ -292,20 +297,23 @@ class ReplicaState:
         if self.watcher is not None:
             await self._cancel_copy()
             # `unwatch` finds it here too if this is cancelled.
-            self.retired_watcher, self.watcher = self.watcher, None
+            self.retired_watcher = self.watcher
+            self.watcher = None
             if self.retired_watcher is not None and not await self.retired_watcher.retire():
                 self.retired_watcher = None
 
     async def unwatch(self) -> None:
         """Stop watching, and copying the log of its last engine."""
         if self.watcher is not None:
-            watcher, self.watcher = self.watcher, None
+            watcher = self.watcher
+            self.watcher = None
             await watcher.close()
         await self._cancel_copy()
 
     async def _cancel_copy(self) -> None:
         if self.retired_watcher is not None:
-            watcher, self.retired_watcher = self.retired_watcher, None
+            watcher = self.retired_watcher
+            self.retired_watcher = None
             await watcher.close()
 
     @property

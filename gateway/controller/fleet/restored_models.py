@@ -94,7 +94,8 @@ def _image_digests(model: ManagedModel) -> dict[str, str]:
 
 
 def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[Attempt]) -> None:
-    name, live = model.wish.name, [attempt for attempt in past if attempt.is_live]
+    name = model.wish.name
+    live = [attempt for attempt in past if attempt.is_live]
     replica = ReplicaState(
         name, index, live[0] if live else None, generation=_generation(model, past)
     )

@@ -87,7 +87,8 @@ class Attempts:
         await asyncio.to_thread(
             self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, memory_bytes)
         )
-        replica.attempt, replica.succession.awaits_successor = ready, False
+        replica.attempt = ready
+        replica.succession.awaits_successor = False
         if phases:
             await self._starts.add(ready, replica.conditions)
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)

@@ -108,7 +108,8 @@ class ChangeSteps:
             if not replica.task.cancelling():
                 replica.task.cancel()
             return False
-        attempt, replica.attempt = replica.attempt, None
+        attempt = replica.attempt
+        replica.attempt = None
         replica.succession.awaits_successor |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.finish(replica, attempt)
@@ -125,7 +126,8 @@ class ChangeSteps:
         if replica.task is not None:
             replica.task.cancel()
             return
-        attempt, replica.attempt = replica.attempt, None
+        attempt = replica.attempt
+        replica.attempt = None
         if attempt is not None:
             await self._attempts.finish(replica, attempt)
         replica.cancel_preparation()

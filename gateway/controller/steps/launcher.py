@@ -231,7 +231,8 @@ class Launcher:
         BadModel.
         """
         plan = attempt.plan
-        engine, templates = self.profile_of(plan.engine), self._template(attempt)
+        engine = self.profile_of(plan.engine)
+        templates = self._template(attempt)
         files = _launch_files(plan, commit_folder)
         exported = attempt.evolve(port=port, plan=drop_skips(drop_dev_endpoints(plan)))
         site: _Site = "container" if is_in_container else "process"
@@ -274,7 +275,8 @@ class Launcher:
         self, attempt: Attempt, files: LaunchFiles, report: Report, *, allow_remote_code: bool
     ) -> None:
         """Copy the weights to the machines of the start. Raises HostError."""
-        machines, plan = self.host.machines, attempt.plan
+        machines = self.host.machines
+        plan = attempt.plan
         if machines is None:
             return
         commits = [
@@ -364,7 +366,8 @@ class Launcher:
         digest = template.digest_in(attempt.plan.argv)
         if digest is None:
             return None
-        folder, name = self.settings.data / template.FOLDER, template.file_name(digest)
+        folder = self.settings.data / template.FOLDER
+        name = template.file_name(digest)
         try:
             text = (folder / name).read_bytes()
             if self.settings.shared_models is not None:

@@ -87,7 +87,8 @@ class PlanSteps:
                 and replica.attempt is None
                 and not replica.planning.awaited_offers
             ):
-                replica.planning.blocked_reason, replica.planning.looks_again = None, True
+                replica.planning.blocked_reason = None
+                replica.planning.looks_again = True
 
     async def _plan_basis(self, model: ManagedModel, context: CurrentContext) -> PlanBasis:
         inputs = await self._reader.read([model])
@@ -223,7 +224,8 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.planning.failure_count, replica.planning.failed_planning = 0, None
+        replica.planning.failure_count = 0
+        replica.planning.failed_planning = None
         replica.attempt = await self._attempts.start(replica, plan)
         replica.planning.requested_copies = set()
         replica.planning.received_offers = ()

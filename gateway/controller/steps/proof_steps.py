@@ -16,7 +16,8 @@ from gateway.store.store import Store
 
 # The wait for the last log lines of a broken engine, in turns of the event loop instead of seconds.
 # The log reader gets this many turns, even on a busy machine.
-_LAST_WORDS, _TURN_S = 10, 0.1
+_LAST_WORDS = 10
+_TURN_S = 0.1
 # Seconds that the test of abilities may delay a start.
 _ABILITIES_S = 3.0
 # Seconds for the smallest request after an ability test without an answer.

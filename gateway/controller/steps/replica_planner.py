@@ -72,7 +72,8 @@ class ReplicaPlanner:
         other models in between. plan: the plan of this engine if the inquiry gives none.
         """
         async with model.inquiry_lock:
-            former_context, pins = context(), model.pins
+            former_context = context()
+            pins = model.pins
             result = await self._inquire(model, former_context, "stay", engine, plan)
         async with self.turns.turn():
             if context() != former_context:
@@ -125,7 +126,8 @@ class ReplicaPlanner:
 
         Raises BadModel and its kin.
         """
-        plan, former_cap = old_attempt.plan, context.sharing.cap
+        plan = old_attempt.plan
+        former_cap = context.sharing.cap
         near_models = {
             holder.model
             for holder in context.sharing.promises

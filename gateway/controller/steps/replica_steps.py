@@ -148,7 +148,8 @@ class ReplicaSteps:
         match action:
             case NoAction():
                 if not (replica.planning.looks_again and action.state == "starting"):
-                    replica.status, replica.planning.looks_again = action, False
+                    replica.status = action
+                    replica.planning.looks_again = False
                 if not replica.is_busy:
                     replica.setback.clear()
             case reconcile.Stop():
@@ -215,7 +216,9 @@ class ReplicaSteps:
     def _snapshot(
         self, model: ManagedModel, replica: ReplicaState, instance: Instance | None
     ) -> ReplicaSnapshot:
-        attempt, eviction, watcher = replica.attempt, replica.eviction, replica.watcher
+        attempt = replica.attempt
+        eviction = replica.eviction
+        watcher = replica.watcher
         observation = watcher.observation if watcher else Observation(phase=replica.phase)
         if attempt is not None and (loss := self._gpus.failure(attempt.plan.gpus)) is not None:
             observation = observation.evolve(proof=observation.proof or loss)
@@ -262,7 +265,8 @@ class ReplicaSteps:
         snapshot: ReplicaSnapshot,
     ) -> None:
         """Start a slow action as the replica's task."""
-        effects, name = self._effects, type(action).__name__
+        effects = self._effects
+        name = type(action).__name__
         context = partial(self._fleet.planning_context, model, replica)
         match action:
             case reconcile.MakePlan():
@@ -306,7 +310,8 @@ class ReplicaSteps:
     ) -> bool:
         """Record a change of the attempt. Returns whether to look for another action
         immediately."""
-        attempts, name = self._effects.attempts, type(action).__name__
+        attempts = self._effects.attempts
+        name = type(action).__name__
         match action:
             case reconcile.RouteAction(attempt):
                 await self._perform_effect(name, attempts.publish(replica, attempt))
@@ -365,7 +370,9 @@ class ReplicaSteps:
         self._failpoint.reach(name, "after")
 
     def _finish_effect(self, replica: ReplicaState, task: asyncio.Task[None]) -> None:
-        replica.task, replica.is_stopping, replica.progress = None, False, ""
+        replica.task = None
+        replica.is_stopping = False
+        replica.progress = ""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             raise error

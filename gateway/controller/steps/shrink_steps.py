@@ -39,7 +39,8 @@ class ShrinkSteps:
 
         Nothing changes if no such plan exists.
         """
-        replica, old_attempt = model.replicas[offer.replica], model.replicas[offer.replica].attempt
+        replica = model.replicas[offer.replica]
+        old_attempt = model.replicas[offer.replica].attempt
         if old_attempt is None:
             return
         log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=offer.words)
@@ -57,7 +58,8 @@ class ShrinkSteps:
                 raise NoPlan("no smaller plan was found")
             replica.succession.unrouted_at = time.monotonic()
             await self._drains.wait_until_drained(old_attempt.instance_name)
-            attempt, now = await self._attempts.start(replica, new_plan), replica.attempt
+            attempt = await self._attempts.start(replica, new_plan)
+            now = replica.attempt
             if now is None or now.id != old_attempt.id:
                 await self._attempts.drop(attempt)
                 return

@@ -34,7 +34,8 @@ from gateway.store.store import Store
 log = Logger("fitserve.loop")
 
 # Seconds until NVML shows freed memory, and between two readings.
-_RELEASE_TIMEOUT_S, _POLL_S = 5.0, 0.2
+_RELEASE_TIMEOUT_S = 5.0
+_POLL_S = 0.2
 # Seconds in which a woken engine has to answer the smallest request.
 _SMALL_REQUEST_TIMEOUT_S = 60.0
 
@@ -63,7 +64,8 @@ class SleepSteps:
     async def sleep(self, replica: ReplicaState, attempt: Attempt) -> None:
         """Put an idle engine to sleep. If it cannot sleep, its attempt ends instead. Raises
         StoreError."""
-        watcher, machine = replica.watcher, await self._planner.hardware()
+        watcher = replica.watcher
+        machine = await self._planner.hardware()
         if (reason := sleep_refusal(attempt.plan, machine)) or watcher is None:
             log.warning("stopped instead of put to sleep", model=replica.model, why=reason)
             replica.unsleepable_attempt = attempt.id
@@ -74,7 +76,8 @@ class SleepSteps:
     async def _put_to_sleep(
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher
     ) -> None:
-        start_s, used_bytes = time.monotonic(), await self._read_used_bytes(attempt)
+        start_s = time.monotonic()
+        used_bytes = await self._read_used_bytes(attempt)
         sleepy_attempt = attempt.evolve(asleep=SleepState(since=time.time()))
         await self._save_attempt(replica, sleepy_attempt)
         replica.progress = "falls asleep"
@@ -131,7 +134,8 @@ class SleepSteps:
         await self._save_attempt(replica, woken_attempt)
         replica.progress = "waking up"
         await self._gate.wait_for_wake_turn(woken_attempt)
-        start_s, begun_at = time.monotonic(), time.time()
+        start_s = time.monotonic()
+        begun_at = time.time()
         try:
             await self._call_endpoint(watcher, "/wake_up")
             await self._check_answer(watcher, attempt)

@@ -99,7 +99,8 @@ class StartGate:
 
     def record_engines(self, instances: Iterable[Instance]) -> None:
         """Note the present engines. No engine starts before the first look."""
-        now, former_holders = time.monotonic(), self._holders
+        now = time.monotonic()
+        former_holders = self._holders
         running_names = {instance.name for instance in instances if instance.state == "running"}
         engines = self._engines.holders(running_names, self._begun_names, now)
         holders = (engine.evolve(is_sized=engine.instance in self._sized) for engine in engines)
@@ -183,7 +184,8 @@ class StartGate:
         self._disturbances.pop(start.instance, None)
         if start.is_sized:
             self._sized.add(start.instance)
-        now, is_sized = time.monotonic(), start.is_sized
+        now = time.monotonic()
+        is_sized = start.is_sized
         self._holders[start.instance] = PlacedEngine(
             instance=start.instance,
             model=start.model,
@@ -199,7 +201,8 @@ class StartGate:
     async def wait_for_wake_turn(self, attempt: Attempt) -> None:
         """Wait until no engine measures its GPUs. From then on the waking engine counts as
         loading."""
-        name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
+        name = attempt.instance_name
+        gpus = frozenset(attempt.plan.gpus)
         while any(
             holder.phase == "loading" and holder.gpus & gpus
             for holder in self._holders.values()

@@ -54,9 +54,11 @@ class StartSteps:
         def report(progress: str) -> None:
             nonlocal reported_at
             if progress != replica.progress:
-                reported_at, replica.progress = time.monotonic(), progress
+                reported_at = time.monotonic()
+                replica.progress = progress
 
-        has_started, patience_s = False, self._launcher.settings.start_timeout_s
+        has_started = False
+        patience_s = self._launcher.settings.start_timeout_s
         bringing = asyncio.ensure_future(
             self._fetch_and_start(model, replica, attempt, context, report)
         )
@@ -173,7 +175,8 @@ class StartSteps:
     ) -> Attempt:
         """The attempt with its image present and named by digest, so that the engine asked is the
         engine started. Raises HostError."""
-        pins, plan = model.pins, attempt.plan
+        pins = model.pins
+        plan = attempt.plan
         await self._launcher.host.prepare(plan.engine, report)
         engine = await self._launcher.host.resolve(plan.engine)
         if engine == plan.engine or engine.image is None or engine.digest is None:

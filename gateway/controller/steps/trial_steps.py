@@ -53,7 +53,8 @@ class TrialSteps:
             if replica.attempt is not None:
                 await self._drains.wait_until_drained(replica.attempt.instance_name)
             # A step of the loop may have ended it meanwhile.
-            attempt, replica.attempt = replica.attempt, None
+            attempt = replica.attempt
+            replica.attempt = None
             if attempt is not None:
                 await self._attempts.finish(replica, attempt, _TRIAL_END)
             replica.succession.unrouted_at = None
@@ -81,7 +82,8 @@ class TrialSteps:
         replica.swap_engines(trial)
         replica.status = trial.status
         replica.finish_change()
-        trial.attempt, trial.succession.seeks_plan = None, False
+        trial.attempt = None
+        trial.succession.seeks_plan = False
         if old_attempt is not None:
             await self._attempts.finish(trial, old_attempt)
 
@@ -94,5 +96,6 @@ class TrialSteps:
         if trial.task is not None and not trial.is_stopping:
             trial.task.cancel()
         if trial.attempt is not None:
-            attempt, trial.attempt = trial.attempt, None
+            attempt = trial.attempt
+            trial.attempt = None
             await self._attempts.finish(trial, attempt)

@@ -56,7 +56,10 @@ class WishChanges:
         """
         async with self._writing:
             await asyncio.to_thread(self._store.save_change, wish, generation, None, origin)
-            model.wish, model.generation, model.change, model.rival = wish, generation, None, None
+            model.wish = wish
+            model.generation = generation
+            model.change = None
+            model.rival = None
 
     async def store_commits(self, model: ManagedModel, commits: Mapping[str, str]) -> None:
         """Store the commits of a model that was added by name, or before commits were kept. Raises

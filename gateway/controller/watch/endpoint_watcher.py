@@ -173,7 +173,9 @@ class EndpointWatcher:
         replica, state, detail = await self._query()
         self.was_contacted = True
         if (replica, state, detail) != (self.replica, self.state, self._detail):
-            self.replica, self.state, self._detail = replica, state, detail
+            self.replica = replica
+            self.state = state
+            self._detail = detail
             self._wake()
         if replica is not None:
             self._rest_s = 0.0

@@ -231,7 +231,8 @@ class _HttpCall(asyncio.Protocol):
     # --- the parser's side ---
 
     def on_message_begin(self) -> None:
-        self._is_sized, self._encoding = False, b""
+        self._is_sized = False
+        self._encoding = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()

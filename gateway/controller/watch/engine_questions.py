@@ -57,12 +57,15 @@ async def _send_smallest(
                 client=client, url=url, name=name, plan=plan, texts=["1"], timeout_s=timeout_s
             )
         case "rerank":
-            path, body = "/v1/rerank", {"model": name, "query": "1", "documents": ["1"]}
+            path = "/v1/rerank"
+            body = {"model": name, "query": "1", "documents": ["1"]}
         case "embed":
-            path, body = "/v1/embeddings", {"model": name, "input": "1"}
+            path = "/v1/embeddings"
+            body = {"model": name, "input": "1"}
         case _:
             # The prompt is a token already, as the tokenizer may be busy with megabytes.
-            path, body = "/v1/completions", completion_body(name, token_ids(plan, 1, 0), 1)
+            path = "/v1/completions"
+            body = completion_body(name, token_ids(plan, 1, 0), 1)
     return await client.post(f"{url}{path}", body, timeout_s)
 
 
@@ -100,7 +103,8 @@ async def _cache_usage(client: EngineClient, url: str) -> list[bytes]:
 def token_ids(plan: Plan, count: int, first: int) -> list[int]:
     """Token ids that differ from their neighbours, and stay clear of the ends of the vocabulary,
     where special tokens live."""
-    low, high = min(10, plan.model.vocab // 4), max(1, plan.model.vocab * 3 // 4)
+    low = min(10, plan.model.vocab // 4)
+    high = max(1, plan.model.vocab * 3 // 4)
     return [low + (7919 * (first + position)) % max(1, high - low) for position in range(count)]
 
 

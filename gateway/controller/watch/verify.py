@@ -218,7 +218,9 @@ async def _adapts(
 def _burst(plan: Plan) -> tuple[int, int]:
     """The number of requests, and their tokens, that show the planned concurrency within the KV
     cache."""
-    context, seqs, groups = plan.max_model_len.value, plan.at_once, plan.data_parallel.value
+    context = plan.max_model_len.value
+    seqs = plan.at_once
+    groups = plan.data_parallel.value
     length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
     fitting_requests = plan.memory.kv_tokens // (length + BURST_TOKENS) * groups
     count = fitting_requests if plan.memory.kv_tokens else seqs
@@ -231,7 +233,8 @@ def degeneration_reason(answer: Completion) -> str | None:
     if not answer.choices:
         return "the answer has no choices"
     choice = answer.choices[0]
-    text, logprobs = choice.text, choice.logprobs or CompletionLogprobs()
+    text = choice.text
+    logprobs = choice.logprobs or CompletionLogprobs()
     if not text:
         return "the text is empty"
     if text.strip("\ufffd") == "":

@@ -389,7 +389,8 @@ class Watcher:
                 why=freeze_reason or self.observation.freeze_reason,
             )
             self.update(freeze_reason=freeze_reason)
-        stopped_s, silent_seconds = self._freeze.stopped_s(now), self._freeze.silent_seconds(now)
+        stopped_s = self._freeze.stopped_s(now)
+        silent_seconds = self._freeze.silent_seconds(now)
         if stopped_s > self._settings.hang_after_s:
             self._report_hang(
                 f"Processes of the engine were stopped for {round(stopped_s)} seconds, as by"

@@ -102,7 +102,8 @@ def encode(book: CheckBook) -> bytes:
 
     A line leaves out the fields that it shares with the line before.
     """
-    lines, former_fields = [], ("", "", "", "", "", "")
+    lines = []
+    former_fields = ("", "", "", "", "", "")
     for site, mask in book.rows:
         conditions = " & ".join(map(str, site.conditions))
         fields = (site.path, site.name, site.exception, site.template, conditions, f"{mask:x}")

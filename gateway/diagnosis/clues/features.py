@@ -55,7 +55,8 @@ class VersionSettings(NamedTuple):
             return False
         if variable := match["variable"]:
             return variable in self.variables and not options.gives(variable, match["off"])
-        flag, value = match["flag"], match["value"]
+        flag = match["flag"]
+        value = match["value"]
         if match["omit"]:
             return flag in self.flags and options.is_set(flag) is True
         if flag not in self.flags:
@@ -155,7 +156,8 @@ class Features:
 
 def _setting(switches: Iterable[FeatureSwitch], code: FailureCode) -> str:
     """The first switch that a version takes, and the first that fitserve takes too."""
-    settings, options = code.settings, code.options
+    settings = code.settings
+    options = code.options
     usable_switches = [
         switch for switch in switches if settings.has_effective_switch(switch, options)
     ] or [switch for switch in switches if settings.may_omit(switch, options)]
@@ -182,7 +184,8 @@ def _parts_by_name(frame: str, code: FailureCode) -> Iterator[tuple[str, str]]:
         match = _VERB.match(flag)
         if match is None or match["part"] in _WRAPPERS:
             continue
-        part, is_word = match["part"].replace("-", ""), "-" not in match["part"]
+        part = match["part"].replace("-", "")
+        is_word = "-" not in match["part"]
         # A name of one word is a whole word of the code's, and of a feature that the start set.
         if is_word and (match["verb"] != "enable" or part not in words):
             continue

@@ -24,7 +24,8 @@ def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     gray. `unsplit`: a weight is as many times larger than its layer as there are ranks.
     """
     circumstances: dict[str, Scalar] = {}
-    tried_bytes, free_bytes = values.get("tried_bytes"), values.get("free_bytes")
+    tried_bytes = values.get("tried_bytes")
+    free_bytes = values.get("free_bytes")
     if (
         isinstance(tried_bytes, int)
         and isinstance(free_bytes, int)
@@ -33,7 +34,8 @@ def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         circumstances["enough_free"] = "yes"
     if (match := _SHAPES.search(message)) and int(match[3]) == _CHANNELS * int(match[2]):
         circumstances["one_channel"] = "yes"
-    total, ranks = values.get("total_bytes"), values.get("ranks")
+    total = values.get("total_bytes")
+    ranks = values.get("ranks")
     allocated = _OWN_MEMORY.search(message)
     if allocated and isinstance(total, int) and 2 * float(allocated[1]) * 2**30 > total:
         circumstances["own_memory"] = "yes"

@@ -46,7 +46,8 @@ def judge(
     The machine may cause one hang. A second hang of the same plan is due to the plan: to its peers
     if it has several GPUs, else to all of it.
     """
-    has_several_gpus, proof = len(attempt.plan.gpus) > 1, failure.proven_subject
+    has_several_gpus = len(attempt.plan.gpus) > 1
+    proof = failure.proven_subject
     if (
         failure.kind == "start_timeout"
         and has_several_gpus
@@ -254,7 +255,8 @@ def _kernels(plan: Plan, failure: Failure) -> Iterator[tuple[FactKind, dict[str,
     The engine would choose a failed kernel again. A kernel that the engine refused for
     a dense layer only disproves the rules for layers of this size.
     """
-    culprit, base = failure.culprit, _engine_scope(plan)
+    culprit = failure.culprit
+    base = _engine_scope(plan)
     sizes = {key: culprit[key] for key in ("k", "n") if isinstance(culprit.get(key), int)}
     # An engine without a kernel of this size disproves the planned one, also of another name.
     name = (
@@ -310,7 +312,8 @@ def _is_same_kernel(first: str, second: str) -> bool:
 
 def _failed_feature(failure: Failure) -> dict[str, str]:
     """The feature that an engine version lacks: architecture, quantization, capability or task."""
-    culprit, names = failure.culprit, ("architecture", "quantization", "task")
+    culprit = failure.culprit
+    names = ("architecture", "quantization", "task")
     feature = {name: str(culprit[name]) for name in names if culprit.get(name)}
     return feature | (
         {"capability": _capability_text(culprit["capability"])} if "capability" in culprit else {}

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Engine, Fact, Gpu, Plan
 
-CUSTOM, P2P, NCCL = "custom all-reduce", "peer-to-peer", "NCCL"
+CUSTOM = "custom all-reduce"
+P2P = "peer-to-peer"
+NCCL = "NCCL"
 P2P_SWITCH = ("NCCL_P2P_DISABLE", "1")
 
 

@@ -29,12 +29,14 @@ def stale_reason(
     images: the images of the engines that plans may use.
     pins: the digest that a start would use, by name of its image; other names are not compared.
     """
-    learned_driver, image = fact.software.get("driver"), fact.software.get("image")
+    learned_driver = fact.software.get("driver")
+    image = fact.software.get("image")
     if learned_driver is not None and driver is not None and learned_driver != driver:
         return f"learned under driver {learned_driver}, and this is {driver}"
     if image is not None and image not in images:
         return f"learned with the image {image}, which no engine here has"
-    digest, current_digest = fact.software.get("digest"), (pins or {}).get(image or "")
+    digest = fact.software.get("digest")
+    current_digest = (pins or {}).get(image or "")
     if digest is not None and current_digest is not None and digest != current_digest:
         return f"learned with the image {digest}, and {image} is {current_digest}"
     return None

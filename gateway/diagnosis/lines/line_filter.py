@@ -181,7 +181,8 @@ class LineFilter:
         for self.number, raw in enumerate(lines, total - len(lines) + 1):
             if self.number > self._handed_count:
                 self._handle(raw)
-        self._end, self.number = b"", total
+        self._end = b""
+        self.number = total
 
     def read(self, raw: bytes) -> None:
         """Read one whole line."""
@@ -214,7 +215,8 @@ class LineFilter:
                     )
                 )
                 for self.number, line in block_lines:
-                    self.attend, self._handed_count = max(0, self.attend - 1), self.number
+                    self.attend = max(0, self.attend - 1)
+                    self._handed_count = self.number
                     self._handle(line)
         self._skips_line = is_cut
 

@@ -25,7 +25,9 @@ class FieldInfo:
         self.default_factory = limits.pop("default_factory", None)
         self.alias: str | None = limits.pop("alias", None)
         self.limits = limits
-        self.name, self.annotation, self.module = "", "", ""
+        self.name = ""
+        self.annotation = ""
+        self.module = ""
 
     @property
     def is_required(self) -> bool:
@@ -52,7 +54,9 @@ class ValidatorMark:
     __slots__ = ("fields", "function", "mode")
 
     def __init__(self, fields: tuple[str, ...], mode: str, function: Any) -> None:
-        self.fields, self.mode, self.function = fields, mode, function
+        self.fields = fields
+        self.mode = mode
+        self.function = function
 
 
 def field_validator(*fields: str, mode: str = "after") -> Callable[[Any], ValidatorMark]:
@@ -138,7 +142,8 @@ def _declared_field(owner: type, name: str, declared_field: Any) -> FieldInfo:
         refuse(f"{owner.__name__}.{name} is declared by pydantic")
     else:
         field = FieldInfo(declared_field)
-    field.name, field.annotation = name, owner.__annotations__[name]
+    field.name = name
+    field.annotation = owner.__annotations__[name]
     field.module = owner.__module__
     return field
 
@@ -167,7 +172,8 @@ class TypeAdapter:
     """A type that only validation asks for."""
 
     def __init__(self, kind: Any, **options: Any) -> None:
-        self.kind, self.options = kind, options
+        self.kind = kind
+        self.options = options
 
     def __class_getitem__(cls, kind: Any) -> Any:
         return cls

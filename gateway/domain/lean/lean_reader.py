@@ -89,7 +89,8 @@ def _split_readers(
 ) -> tuple[list[tuple[str, type]], list[tuple[str, Reader]]]:
     """The fields of one exact type with that type, and the others with their readers. Fields that
     take any data are left out."""
-    scalars, readers = [], []
+    scalars = []
+    readers = []
     for name, field in kind.model_fields.items():
         reader = _reader_of_field(kind, field, is_trusted)
         if reader in _SCALAR_OF:
@@ -311,7 +312,8 @@ def _annotated_reader(kind: Any, is_trusted: bool) -> Reader | None:
             if isinstance(annotation, BeforeValidator)
         ]
         return _chain_readers([*before_steps, reader])
-    before_steps, after_steps = [], []
+    before_steps = []
+    after_steps = []
     for annotation in kind.__metadata__:
         if isinstance(annotation, BeforeValidator):
             before_steps.append(_guard(annotation.function))

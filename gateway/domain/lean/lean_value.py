@@ -117,7 +117,8 @@ class BaseModel(metaclass=ValueType):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        own_fields, other_fields = self.__dict__, other.__dict__
+        own_fields = self.__dict__
+        other_fields = other.__dict__
         return own_fields == other_fields or all(
             own_fields[name] == other_fields[name] for name in type(self).model_fields
         )

@@ -174,7 +174,9 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """The subject of facts about its sizes, without the budget."""
         if self.undivided is not None:
             return self.undivided.scope
-        spec, variant, gpus = self.inputs.spec, self.variant, self.gpus
+        spec = self.inputs.spec
+        variant = self.variant
+        gpus = self.gpus
         scope = {
             "engine": self.engine.ref,
             "model": spec.versioned_source,

@@ -50,7 +50,9 @@ HEADROOM = 256 * MIB
 # 17 to 45 % to the host, and stop an engine when less than 8 GiB are available
 # (huggingface.co/nvidia/GLM-5.3-Flash-FP4-Local/discussions/7). The host's part has the engine's
 # own processes, compilers, the desktop, and pages of files that are being read.
-_HOST_SHARE, _SMALL_SHARE, _MIN_HOST_BYTES = 8, 4, 4 * GIB
+_HOST_SHARE = 8
+_SMALL_SHARE = 4
+_MIN_HOST_BYTES = 4 * GIB
 
 
 class GroupMemory(NamedTuple):
@@ -183,7 +185,8 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     @cached_property
     def model(self) -> ModelRef:
         """The model's name in plans."""
-        spec, chat = self.spec, self.template.text is not None
+        spec = self.spec
+        chat = self.template.text is not None
         return ModelRef(
             source=spec.source,
             revision=spec.revision,

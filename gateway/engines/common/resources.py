@@ -23,14 +23,16 @@ OFFLOAD_FLAG = "kv-offloading-size"
 # is.
 _RAM_FLAG_PARTS = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
 # A compiler pool, and a BLAS thread for each core in each of its processes.
-_PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
+_PROGRAM_PIDS = 12288
+_RANK_PIDS = 4096
 
 
 # RAM of each rank once it has imported its code.
 _IMPORTED_BYTES = 2 * GIB
 
 # RAM that sleeping engines must leave free.
-_MIN_FREE_RAM_BYTES, _RAM_LEFT_SHARE = 2 * GIB, 20
+_MIN_FREE_RAM_BYTES = 2 * GIB
+_RAM_LEFT_SHARE = 20
 
 
 def reserved_ram_bytes(ram_bytes: int) -> int:

@@ -163,7 +163,8 @@ def _layout_variants(
     """The layouts of the user's sizes, or all that the GPUs allow: tensor parallel ones first."""
     tensor_parallel = args.get("tensor-parallel-size", wish.tensor_parallel)
     data_parallel = args.get("data-parallel-size", wish.data_parallel)
-    groups, experts = int(data_parallel or 1), _spreads_experts(args)
+    groups = int(data_parallel or 1)
+    experts = _spreads_experts(args)
     if tensor_parallel is not None and layouts.counts_groups and "tensor-parallel-size" in args:
         tensor_parallel = max(1, int(tensor_parallel) // groups)
     limit = max(1, layouts.gpus // plain_variant.pp // groups)

@@ -88,7 +88,8 @@ def _cuda(near_engine: Engine, answer: Mapping[str, Any]) -> str | None:
 
     If the major version of torch or of the profile agrees, its full version; else `MAJOR.0`.
     """
-    runtime, torch = answer.get("cuda_runtime"), answer.get("cuda")
+    runtime = answer.get("cuda_runtime")
+    torch = answer.get("cuda")
     if runtime is None:
         return torch
     version = next(

@@ -27,7 +27,8 @@ class InquiryOutput:
     """
 
     def __init__(self, most_line: int = MAX_LINE, most_bytes: int = MAX_BYTES) -> None:
-        self._most_line, self._bytes_left = most_line, most_bytes
+        self._most_line = most_line
+        self._bytes_left = most_bytes
         self._line = bytearray()
         self._words: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._unfinished_line = b""

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _MAGIC = b"\x50\xed\x55\xba"
-_PTX, _ELF = 1, 2
+_PTX = 1
+_ELF = 2
 # Bits of an entry's flags: code only for this architecture ("a"), and for its family ("f").
-_EXACT_BIT, _FAMILY_BIT = 0x100000, 0x200000
+_EXACT_BIT = 0x100000
+_FAMILY_BIT = 0x200000
 # A damaged file may say anything of its own length.
 _MAX_ENTRIES = 100_000
 
@@ -90,7 +92,8 @@ def _section_entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
         if start < 0:
             return
         _, header, length = struct.unpack_from("<HHQ", data, start + 4)
-        entry, start = start + header, start + header + length
+        entry = start + header
+        start = start + header + length
         while entry < min(start, end):
             kind, _, header, length = struct.unpack_from("<HHIQ", data, entry)
             (architecture,) = struct.unpack_from("<I", data, entry + 28)

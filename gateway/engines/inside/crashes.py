@@ -97,7 +97,8 @@ def _is_of_environment(error: BaseException) -> bool:
 
 def _is_library(line: traceback.FrameSummary) -> bool:
     """Whether a library crashed by itself, or is one whose checks report wrong values."""
-    file, is_raised = line.filename, (line.line or "").startswith(("raise", "assert"))
+    file = line.filename
+    is_raised = (line.line or "").startswith(("raise", "assert"))
     if Path(file).is_relative_to(Path(__file__).parents[1]):
         return False
     if _PACKAGES.search(file):

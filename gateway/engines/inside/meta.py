@@ -54,7 +54,8 @@ class Group:
         self.world_size = size
         self.rank = self.rank_in_group = self.local_rank = rank
         self.first_rank, self.last_rank, self.ranks = 0, size - 1, list(range(size))
-        self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
+        self.is_first_rank = rank == 0
+        self.is_last_rank = rank == size - 1
         self.device = importlib.import_module("torch").device("meta")
         self.device_group = self.cpu_group = _Ranks(size, rank)
         self.unique_name = self.group_name = f"group:{size}"

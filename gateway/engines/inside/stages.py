@@ -25,7 +25,8 @@ class Start:
     """The stages of one start: the results of those that ran, the words of a refusal."""
 
     def __init__(self, package: str, error_text: Callable[[BaseException], str]) -> None:
-        self.package, self.error_text = package, error_text
+        self.package = package
+        self.error_text = error_text
         self.ran: list[str] = []
         self.left_out: list[str] = []
         self.refusal = self.stage = self.location = ""
@@ -59,15 +60,20 @@ class Start:
     def refuse(self, stage: str, refusal_text: str, location: str) -> None:
         """The start ends at this stage, for an error that the engine would meet in a request."""
         if not self.refusal:
-            self.refusal, self.stage, self.location = refusal_text, stage, location
+            self.refusal = refusal_text
+            self.stage = stage
+            self.location = location
 
     def _record_error(self, stage: str, error: Exception) -> None:
         location = raised_at(error, self.package)
         if location:
-            self.refusal, self.stage, self.location = self.error_text(error), stage, location
+            self.refusal = self.error_text(error)
+            self.stage = stage
+            self.location = location
         elif (crash := crashed_in(error, self.package)) is not None:
             file = _package_path(crash.filename, self.package)
-            self.location, self.has_crashed = f"{file}:{crash.lineno}", True
+            self.location = f"{file}:{crash.lineno}"
+            self.has_crashed = True
             self.stage, self.refusal = stage, f"{self.error_text(error)} (line: {crash.line})"
         else:
             self.left_out.append(f"{stage or 'engine'}: {self.error_text(error)[:200]}")

@@ -112,7 +112,8 @@ class Anything:
     def __getitem__(self, _: Any) -> Any:
         return Anything(self.name)
 
-    __ror__, __int__ = __or__, __index__
+    __ror__ = __or__
+    __int__ = __index__
     __gt__ = __le__ = __ge__ = __lt__
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = (
         __mod__
@@ -153,7 +154,8 @@ class StubFinder(importlib.abc.MetaPathFinder):
     """Comes before every other finder."""
 
     def __init__(self, present_names: set[str], absent_names: set[str]) -> None:
-        self.present_names, self.absent_names = present_names, absent_names
+        self.present_names = present_names
+        self.absent_names = absent_names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -265,7 +267,8 @@ def fake_cuda(
         setattr(torch.cuda, name, _constant_function(answer))
     for name in ("Stream", "Event", "CUDAGraph"):
         setattr(torch.cuda, name, _ClassMeta(name, (AnyClass,), {}))
-    torch.Event, torch.Stream = torch.cuda.Event, torch.cuda.Stream
+    torch.Event = torch.cuda.Event
+    torch.Stream = torch.cuda.Stream
     torch._C._cuda_getDevice = _constant_function(0)
     torch.version.cuda = cuda
     accelerator = {

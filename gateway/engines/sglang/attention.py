@@ -338,7 +338,8 @@ def _limit_refusals(
     page: int | None,
     model: Subject,
 ) -> list[Refusal]:
-    refusals, architecture = [], _attention_query(model).architecture
+    refusals = []
+    architecture = _attention_query(model).architecture
     prefill, decode = _chosen_parts(chosen_names)
     names = {"attention": chosen_names["attention"] or "", "prefill": prefill, "decode": decode}
     for limit in (limit for limit in limits if limit.where.refusal(model) is None):

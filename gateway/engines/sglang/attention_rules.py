@@ -144,7 +144,8 @@ class BackendRules(RuleFile):
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, BackendRules]
     ) -> BackendRules:
         """These rules with choices of the version's own code. other_rules: by version."""
-        borrowed_rules, steps = [], []
+        borrowed_rules = []
+        steps = []
         for choice in choices:
             match_check = Check.trust_conditions(dict(choice.conditions))
             if choice.rules is not None:

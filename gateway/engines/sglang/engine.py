@@ -176,7 +176,8 @@ class SglangRules(SglangKind):
     def cache(self, candidate: Candidate) -> TokenPool:
         """The pool of tokens and states. Raises RefusalError for layers whose states the rules do
         not know."""
-        rules, args = self._memory_rules(candidate), candidate.args
+        rules = self._memory_rules(candidate)
+        args = candidate.args
         if _STATES_SHARE in args:
             rules = rules.evolve(mamba_ratio=float(args[_STATES_SHARE]))
         item_bytes = (
@@ -215,7 +216,8 @@ class SglangRules(SglangKind):
         return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
-        model, gpu_mib = read_traits(candidate.inputs.spec), candidate.devices.least_bytes / MIB
+        model = read_traits(candidate.inputs.spec)
+        gpu_mib = candidate.devices.least_bytes / MIB
         chosen_memory = static_memory(
             self._memory_rules(candidate), gpu_mib, model, tp=_world_size(candidate.rank)
         )
@@ -322,7 +324,8 @@ class SglangRules(SglangKind):
 
     def _memory_parts(self, footprint: Footprint) -> _MemoryParts:
         """The parts of a GPU's memory as the engine counts them before it loads the weights."""
-        begins, candidate = _process_bytes(footprint), footprint.candidate
+        begins = _process_bytes(footprint)
+        candidate = footprint.candidate
         host_bytes = max((host_reserve_bytes(gpu) for gpu in candidate.gpus), default=0)
         seen_bytes = candidate.usable_bytes + (host_bytes if candidate.has_unified_memory else 0)
         free_bytes = max(1, seen_bytes - begins)
@@ -331,7 +334,8 @@ class SglangRules(SglangKind):
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static_memory(footprint).reserved_mib * MIB)
-        weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
+        weights_bytes = footprint.weights_bytes
+        per_token = footprint.cache.bytes_per_token
         residual_bytes = _residual_bytes(footprint)
         overhead = _process_bytes(footprint) + residual_bytes
         kv = max(0, budget_bytes - reserved - overhead - weights_bytes)
@@ -368,7 +372,8 @@ class SglangRules(SglangKind):
     @lru_cache(maxsize=16)  # noqa: B019
     def _static_memory(self, footprint: Footprint) -> StaticMemory:
         """SGLang's own choice on these GPUs, or its answer about it."""
-        candidate, load = footprint.candidate, footprint.load
+        candidate = footprint.candidate
+        load = footprint.load
         forecast = static_memory(
             self._memory_rules(candidate),
             candidate.devices.least_bytes / MIB,

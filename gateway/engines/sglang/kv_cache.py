@@ -73,7 +73,8 @@ class TokenPool(FrozenRecord, frozen=True):
         srt/mem_cache/kv_cache_configurator.py."""
         if self.most_states is not None:
             return self.most_states
-        ratio, state_bytes = self.rules.mamba_ratio, max(1, self.state_bytes)
+        ratio = self.rules.mamba_ratio
+        state_bytes = max(1, self.state_bytes)
         return max(0, int(kv_bytes * ratio / (1 + ratio)) // state_bytes - 1)
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
@@ -110,7 +111,8 @@ def read_traits(spec: ModelSpec) -> ModelTraits:
     """Properties of the model that SGLang's memory settings depend on."""
     vision = spec.config.get("vision_config")
     sizes: Mapping[str, Any] = vision if isinstance(vision, Mapping) else {}
-    layers, hidden = sizes.get("num_hidden_layers"), sizes.get("hidden_size")
+    layers = sizes.get("num_hidden_layers")
+    hidden = sizes.get("hidden_size")
     return ModelTraits(
         architecture=spec.architecture,
         uses_mla=any(group.kind == "mla" for group in spec.attention),

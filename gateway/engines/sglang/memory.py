@@ -24,7 +24,8 @@ _GIB_IN_MIB = 1024
 # CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80
 # (benchmarks/notebook/performance.md). Before Hopper it is smaller: public logs of 0.5.13.post1 on
 # an RTX 4090 D (23.09 GiB before loading) and of a version of 2026-09 on an A100 of 80 GiB (78.7).
-_PROCESS, _AMPERE_PROCESS = 728 * MIB, 560 * MIB
+_PROCESS = 728 * MIB
+_AMPERE_PROCESS = 560 * MIB
 # Several ranks also need memory for NCCL. Measured with vLLM on two H200; SGLang was not measured
 # there. On two RTX 4090 without peer access SGLang took 0.19 GiB in all: a public log of
 # 2026-04-14.
@@ -32,10 +33,12 @@ _NCCL = 1024 * MIB
 _NCCL_THROUGH_HOST = 192 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size
 # takes 10 % more.
-_VIT_LAYERS, _VIT_HIDDEN_SIZE = 24, 1024
+_VIT_LAYERS = 24
+_VIT_HIDDEN_SIZE = 1024
 # Elements of an FP8 row that share a scale, and bytes of a scale: quant_block_size of
 # DSATokenToKVPool in srt/mem_cache/memory_pool.py.
-SCALED_BLOCK, SCALE_BYTES = 128, 4
+SCALED_BLOCK = 128
+SCALE_BYTES = 4
 # Graphs for larger batches take half as much again, where attention is data parallel.
 _MANY_GRAPHS = 300
 

@@ -53,7 +53,8 @@ def shared_indices(config: Mapping[str, Any], numbers: Collection[int]) -> int:
 
     Source: dsa_layer_skips_topk in srt/configs/model_config.py. Wrong values count as absent.
     """
-    types, pattern = config.get("indexer_types"), config.get("index_topk_pattern")
+    types = config.get("indexer_types")
+    pattern = config.get("index_topk_pattern")
     if isinstance(types, list):
         return sum(types[number : number + 1] == ["shared"] for number in numbers)
     factor = _positive(config.get("cli_factor"), 1)

@@ -136,7 +136,8 @@ def layer_attention(
         for group in groups
     ]
     step = None if is_drafter else _step(rules, queries, rank.capability, architecture, forced_name)
-    rows, version = [], step.flash_attention if step else None
+    rows = []
+    version = step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
         target = (
             query._replace(causal=not is_drafted, flash_attention=version)

@@ -33,7 +33,9 @@ _USUAL_LENGTH = 32768
 _QWEN_VIDEOS = ("qwen2_vl", "qwen2_5_vl")
 _QWEN_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # _VIDEO_MAX_FRAMES and _VIDEO_MAX_SOFT_TOKENS in gemma4_mm.py; each frame has 8 more tokens.
-_GEMMA_FRAMES, _GEMMA_FRAME_TOKENS, _GEMMA_FRAME_MARKS = 32, 70, 8
+_GEMMA_FRAMES = 32
+_GEMMA_FRAME_TOKENS = 70
+_GEMMA_FRAME_MARKS = 8
 # Towers whose MLP has a gate.
 _GATED_TOWERS = ("qwen2_5_vl", "gemma4_vision", "pixtral")
 _ITEM_LIMIT = 999  # the engine's limit of items in a prompt
@@ -74,7 +76,8 @@ def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> 
     if str(args.get("skip-mm-profiling", False)).lower() == "true":
         return None
     family = str(spec.config.get("model_type"))
-    images, videos = _media_item_limit(args, "image"), _media_item_limit(args, "video")
+    images = _media_item_limit(args, "image")
+    videos = _media_item_limit(args, "video")
     item = _find_item(
         spec=spec, family=family, vision=vision, args=args, images=images, videos=videos
     )
@@ -102,7 +105,8 @@ def _find_item(
     videos: int,
 ) -> _Item | None:
     """The item with the most tokens of the media that the engine takes; None: not known."""
-    patch, tower = _integer_field(vision, "patch_size", 14), str(vision.get("model_type"))
+    patch = _integer_field(vision, "patch_size", 14)
+    tower = str(vision.get("model_type"))
     if family in (*_QWEN_VIDEOS, *_QWEN_IMAGES):
         merge = _integer_field(vision, "spatial_merge_size", 2)
         token_pixels = (patch * merge) ** 2

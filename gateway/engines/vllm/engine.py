@@ -266,7 +266,8 @@ class VllmRules(VllmKind):
         return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
-        engine, inputs = candidate.engine, candidate.inputs
+        engine = candidate.engine
+        inputs = candidate.inputs
         if all(group.kind in ("encoder", "vision") for group in candidate.built_model.attention):
             longest_context = max(
                 engine.default_batched_tokens, inputs.wish.most_context or inputs.spec.max_position
@@ -445,7 +446,8 @@ class VllmRules(VllmKind):
     def _share(self, footprint: Footprint, limit: float) -> float:
         """The part of each GPU that is free next to the engine's memory outside its share, in
         hundredths; `limit` at most."""
-        candidate, unshared_bytes = footprint.candidate, _unshared_bytes(footprint)
+        candidate = footprint.candidate
+        unshared_bytes = _unshared_bytes(footprint)
         capacity = min(
             (free_bytes - unshared_bytes) * 100 // total
             for free_bytes, total in candidate.devices.usable_and_total
@@ -589,7 +591,8 @@ def _unshared_bytes(footprint: Footprint) -> int:
 def _counts_graphs(footprint: Footprint) -> bool:
     """vllm/v1/worker/gpu_worker.py:722 of 0.33.0; the variable wins over the version's default."""
     candidate = footprint.candidate
-    traits, switch = candidate.engine.traits, _is_switched_on(candidate, GRAPHS_VARIABLE)
+    traits = candidate.engine.traits
+    switch = _is_switched_on(candidate, GRAPHS_VARIABLE)
     if footprint.load.runner == 2 and vllm_memory.COUNTED_SECOND_GRAPHS not in traits:
         return False
     return GRAPHS_IN_BUDGET in traits if switch is None else switch
@@ -598,7 +601,8 @@ def _counts_graphs(footprint: Footprint) -> bool:
 @lru_cache(maxsize=16)  # asked for each budget that is tried
 def _encoder_run(footprint: Footprint) -> EncoderRun | None:
     """The encoder's part of this version's profile run; None: it runs none."""
-    candidate, load = footprint.candidate, footprint.load
+    candidate = footprint.candidate
+    load = footprint.load
     is_later_stage = candidate.undivided is not None and candidate.stage_number > 0
     if load.runner == 2 and (PROFILED_ENCODERS not in candidate.engine.traits or is_later_stage):
         return None

@@ -181,7 +181,8 @@ def plan_cache_layout(
     drafts: drafted tokens of a step.
     is_overlapped: whether a batch is scheduled while another one runs.
     """
-    tp, dtype = rank.tp, rank.dtype
+    tp = rank.tp
+    dtype = rank.dtype
     layer_tables = _attention_tables(attention, tp, dtype, rank.kv_dtype, block)
     stateful = [
         group
@@ -213,7 +214,8 @@ def plan_cache_layout(
     size = _group_size([table.layers for table in merged_tables])
     tables = tuple(table.evolve(count=-(-table.layers // size)) for table in pages)
     token_block = next((table.block for table in tables if table.kind == "full"), tables[0].block)
-    page_bytes, refusal = size * max(table.page for table in tables), _page_refusal(tables)
+    page_bytes = size * max(table.page for table in tables)
+    refusal = _page_refusal(tables)
     return CacheLayout(token_block, page_bytes, tables, batches, blocks_aside, refusal)
 
 
@@ -292,15 +294,18 @@ def _grow_blocks(
     pages are padded to it."""
     recurrents = [group.recurrent for group in groups if group.recurrent is not None]
     mamba = all(recurrent.kind not in ("gdn", "kda") for recurrent in recurrents)
-    states, step = 2 if caches_prefixes else 1, block
+    states = 2 if caches_prefixes else 1
+    step = block
     if caches_prefixes and mamba and "states_at_every_block" in traits:
-        states, step = 0, math.lcm(block, recurrents[0].chunk or 2048)
+        states = 0
+        step = math.lcm(block, recurrents[0].chunk or 2048)
     elif caches_prefixes and "states_within_prefill" in traits:
         if all(
             recurrent.kind == "gdn" and _uses_flashinfer_delta(recurrent, capability)
             for recurrent in recurrents
         ):
-            states, step = 3, math.lcm(block, _DELTA_STEP)
+            states = 3
+            step = math.lcm(block, _DELTA_STEP)
         elif mamba:
             states = 3
     token = tables[0].page // tables[0].block if tables else 0
@@ -354,5 +359,6 @@ def _one_page(tables: Sequence[BlockTable], is_padded: bool) -> list[BlockTable]
 def _group_size(layers: Sequence[int]) -> int:
     """Layers in a group: the fewest of a kind, or the most where that pads less.
     _get_kv_cache_groups_uniform_page_size."""
-    fewest, limit = min(layers), max(layers)
+    fewest = min(layers)
+    limit = max(layers)
     return limit if 2 * limit < 3 * fewest else fewest

@@ -69,7 +69,8 @@ _WARMUP_LOGIT_BYTES = 27
 # A drafter keeps hidden states and embeddings of a full batch. Its first layer reads both side by
 # side while the model's hidden states stay: vllm/v1/spec_decode/llm_base_proposer.py and
 # vllm/model_executor/models/qwen3_5_mtp.py of 0.26.0.
-_DRAFT_BUFFERS, _DRAFT_INPUTS = 2, 3
+_DRAFT_BUFFERS = 2
+_DRAFT_INPUTS = 3
 # Observed in addition to everything else with DeepSeek-V2-Lite, for every batch.
 _LATENT = round(0.15 * GIB)
 # Only the tensors in the files are known of an unknown family. Engines may fuse, pad and cast them

@@ -3,8 +3,8 @@
     python -m gateway.hosts.cluster.head_answer HEAD                      prints the answer
     python -m gateway.hosts.cluster.head_answer HEAD FILE MODULE ...      runs a module of Ray next
 
-The second form writes an answer that forbids the start to FILE, and ends with REFUSAL_CODE. Question and
-raylet share one import of Ray, which takes seconds.
+The second form writes an answer that forbids the start to FILE, and ends with REFUSAL_CODE.
+Question and raylet share one import of Ray, which takes seconds.
 """
 
 from __future__ import annotations

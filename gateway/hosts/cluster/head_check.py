@@ -90,7 +90,8 @@ def judge(membership: Membership, answer: Mapping[str, Any], versions: Mapping[s
             hint=f"Copy the head's token file with its mode: scp -p HEAD:TOKEN_FILE {path}",
         )
     for name, title in (("ray", "Ray"), ("python", "Python")):
-        at_head, local_version = answer[name], versions[name]
+        at_head = answer[name]
+        local_version = versions[name]
         if at_head != local_version:
             raise SettingsError(
                 f"The head runs {title} {at_head}, and this machine {local_version}. All machines"

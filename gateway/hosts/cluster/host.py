@@ -420,7 +420,8 @@ class ClusterHost:
         call = self._silent_calls.get(node.name)
         patience_s = _SILENT_CALL_PATIENCE_S
         if call is None:
-            call, patience_s = asyncio.ensure_future(node.list()), _LIST_S
+            call = asyncio.ensure_future(node.list())
+            patience_s = _LIST_S
             call.add_done_callback(_read_failure)
         try:
             async with asyncio.timeout(patience_s):

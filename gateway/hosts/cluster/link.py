@@ -85,7 +85,8 @@ class LinkServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         message = json.loads(await reader.readuntil(b"\n"))
-        name, source = str(message["node"]), str(message.get("source", ""))
+        name = str(message["node"])
+        source = str(message.get("source", ""))
         if not name:
             writer.write(json.dumps([*self._nodes.values()]).encode() + b"\n")
             await writer.drain()

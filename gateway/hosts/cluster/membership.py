@@ -97,7 +97,8 @@ def make_token(path: Path) -> None:
 def check_token(path: Path) -> None:
     """Check that the file holds a token that only its owner can read. Raises SettingsError."""
     try:
-        mode, token = path.stat().st_mode, path.read_bytes().strip()
+        mode = path.stat().st_mode
+        token = path.read_bytes().strip()
     except OSError as error:
         raise SettingsError(
             f"The token file {path} cannot be read: {error.strerror}.",

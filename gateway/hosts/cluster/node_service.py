@@ -171,7 +171,8 @@ class NodeService(HostServer):
         def find_commit(match: re.Match[str]) -> str:
             if self._disk.folder is None:
                 return match[0]
-            repo, commit = match["repo"].replace("--", "/", 1), match["commit"]
+            repo = match["repo"].replace("--", "/", 1)
+            commit = match["commit"]
             is_whole = self._disk.is_whole(repo, commit, remote_code=runs_code)
             if not is_whole and Path(match[0]).exists():
                 return match[0]
@@ -198,7 +199,8 @@ class NodeService(HostServer):
                 )
 
     async def _node_view(self) -> NodeView:
-        instances, address = await self._host.list(), self._membership.address
+        instances = await self._host.list()
+        address = self._membership.address
         interface = await asyncio.to_thread(network.find_interface, address)
         return NodeView(
             name=self._membership.name,

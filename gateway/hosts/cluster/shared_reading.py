@@ -28,6 +28,7 @@ class SharedReading(Generic[T]):
         former_count = self.count
         async with self._lock:
             if self.count == former_count or self._last_result is None:
-                self.count, self._last_result = self.count + 1, None
+                self.count = self.count + 1
+                self._last_result = None
                 self._last_result = (await self._read(),)
             return self._last_result[0]

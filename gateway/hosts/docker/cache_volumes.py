@@ -42,7 +42,8 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
     """
     if not spec.cache:
         return None
-    name, own_volumes = _volume_name(image, spec.cache, owner), _volumes(client, owner)
+    name = _volume_name(image, spec.cache, owner)
+    own_volumes = _volumes(client, owner)
     other_volumes = [volume for volume in own_volumes if volume["Name"] != name]
     if len(other_volumes) == len(own_volumes):
         user = _user(client, image)

@@ -177,7 +177,8 @@ def running_instance(
 
 def build_instance(attributes: Attributes, network: str) -> Instance:
     """The instance by an inspected container of ours."""
-    labels, state = attributes["Config"]["Labels"], attributes["State"]
+    labels = attributes["Config"]["Labels"]
+    state = attributes["State"]
     if state["Status"] in RUNNING_STATES:
         return running_instance(labels, attributes["NetworkSettings"]["Networks"], network)
     if state["Status"] == "created":

@@ -120,7 +120,8 @@ class DockerHost:
         container = attributes["Id"]
         if attributes["State"]["Status"] in RUNNING_STATES:
             await self._docker.call(partial(_terminate_container, container))
-            deadline, pause = time.monotonic() + grace_s, 0.05
+            deadline = time.monotonic() + grace_s
+            pause = 0.05
             while (left_s := deadline - time.monotonic()) > 0 and await self._docker.call(
                 partial(_is_running, container)
             ):
@@ -148,7 +149,8 @@ class DockerHost:
         attributes = await self._docker.call(partial(self._find_container, name))
         if attributes is None:
             return
-        container, lines = attributes["Id"], LogLines()
+        container = attributes["Id"]
+        lines = LogLines()
         while True:
             # The state is read before the log: a log read after the exit is complete, a followed
             # log may lack its end. So there are two passes or more. A broken pass is repeated, also
@@ -193,11 +195,13 @@ class DockerHost:
     async def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        image, output = self._images.name_of(engine), InquiryOutput()
+        image = self._images.name_of(engine)
+        output = InquiryOutput()
         container, version = await self._docker.call(
             partial(_make_inquiry, image, self._owner, gpus), _SLOW_CALL_TIMEOUT_S
         )
-        path, endpoint = self._docker.path, f"POST /v{version}/containers/{container}"
+        path = self._docker.path
+        endpoint = f"POST /v{version}/containers/{container}"
         attach = f"{endpoint}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         try:
             async with (
@@ -266,7 +270,8 @@ class DockerHost:
                         f"An engine with another plan has the name {spec.name}.",
                         hint="Stop that engine, then start this one.",
                     ) from error
-                container, status = attributes["Id"], attributes["State"]["Status"]
+                container = attributes["Id"]
+                status = attributes["State"]["Status"]
                 if status in RUNNING_STATES:
                     return build_instance(attributes, self._network)
                 if status != "created":
@@ -288,7 +293,8 @@ class DockerHost:
         for summary in client.containers(
             all=True, filters={"label": [f"fitserve.instance={self._owner}", "fitserve.name"]}
         ):
-            labels, status = summary["Labels"], summary["State"]
+            labels = summary["Labels"]
+            status = summary["State"]
             # An image committed from our container passes our labels to foreign containers.
             if (
                 f"/{container_name(labels['fitserve.name'], self._owner)}" not in summary["Names"]

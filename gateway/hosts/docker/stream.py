@@ -116,7 +116,8 @@ class LogLines:
         self._sent_stamp = self._last
         if not self._last:
             return "0"
-        whole_seconds, fraction = self._last[:19].decode(), self._last[20:-1].decode()
+        whole_seconds = self._last[:19].decode()
+        fraction = self._last[20:-1].decode()
         return f"{calendar.timegm(time.strptime(whole_seconds, '%Y-%m-%dT%H:%M:%S'))}.{fraction}"
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
@@ -184,7 +185,8 @@ class PullProgress:
 
     def describe(self) -> str:
         """The progress with its figures, where they are known."""
-        done_bytes, total = sum(self._bytes_by_layer.values()), sum(self._total.values())
+        done_bytes = sum(self._bytes_by_layer.values())
+        total = sum(self._total.values())
         if not total:
             return f"pulling {self._image}"
         if done_bytes == total and not self._unknown_layers:

@@ -46,7 +46,8 @@ class LogFileReader:
         if os.fstat(self._file.fileno()).st_size < self._offset:
             # The file was trimmed. More than the kept part was read before, so all bytes after that
             # part are new.
-            self._offset, self.partial = min(self._offset, KEEP), b""
+            self._offset = min(self._offset, KEEP)
+            self.partial = b""
         data = os.pread(self._file.fileno(), CHUNK, self._offset)
         self._offset += len(data)
         *lines, partial = (self.partial + data).split(b"\n")

@@ -20,11 +20,13 @@ from gateway.errors import NotReady
 from gateway.measuring.bench.sentences import text_prompt
 from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, TimedAnswer, send_request
 
-_SHORT_PROMPT_TOKENS, _LONG_PROMPT_TOKENS = 2048, 32768
+_SHORT_PROMPT_TOKENS = 2048
+_LONG_PROMPT_TOKENS = 32768
 # Tokens of a single answer: the first comes with the prompt, the others show the pace.
 _SINGLE_TOKENS = 65
 _TRIES = 3
-_WARM_UP, _WARM_UP_TOKENS = 8, 16
+_WARM_UP = 8
+_WARM_UP_TOKENS = 16
 # Time limit of one answer: a slow engine with hundreds of requests needs minutes.
 _PATIENCE_S = 600.0
 # Special tokens mostly have the first and the last ids.
@@ -109,7 +111,8 @@ class LoadTest:
 
     async def _measure_alone(self, prompt: int, tokens: int, seconds: float) -> list[TimedAnswer]:
         """One or more answers, one after the other."""
-        start_s, answers = time.perf_counter(), list[TimedAnswer]()
+        start_s = time.perf_counter()
+        answers = list[TimedAnswer]()
         while not answers or (len(answers) < _TRIES and time.perf_counter() - start_s < seconds):
             answers.append(await self._timed_answer(prompt, tokens))
         return answers
@@ -118,7 +121,8 @@ class LoadTest:
         self, concurrency: int, prompt_tokens: int, answer_tokens: int, seconds: float
     ) -> BenchLevel:
         first = [self._request(prompt_tokens, answer_tokens) for _ in range(concurrency)]
-        start_s, answers = time.perf_counter(), list[TimedAnswer]()
+        start_s = time.perf_counter()
+        answers = list[TimedAnswer]()
 
         async def stream(request: bytes) -> None:
             answers.append(await self._send(request))

@@ -16,7 +16,8 @@ import httptools
 from gateway.secret import Secret, bearer_line
 
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
-_TEXT, _END = b'"text"', b"[DONE]"
+_TEXT = b'"text"'
+_END = b"[DONE]"
 _TAIL = 4000
 _EXCERPT = 300
 
@@ -68,7 +69,8 @@ class BenchTarget:
 
 async def send_request(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswer:
     """Send the request and time its answer. Raises NoAnswer."""
-    url_parts, loop = urlsplit(target.url), asyncio.get_running_loop()
+    url_parts = urlsplit(target.url)
+    loop = asyncio.get_running_loop()
     tls = (target.tls or ssl.create_default_context()) if url_parts.scheme == "https" else None
     port = url_parts.port or (443 if tls else 80)
     stream = _StreamConnection(request, loop.create_future())
@@ -94,7 +96,10 @@ class _StreamConnection(asyncio.Protocol):
     """The connection of one request. end_time: its end by time.perf_counter."""
 
     def __init__(self, request: bytes, end_time: asyncio.Future[float]) -> None:
-        self.end_time, self.first, self.tail, self.status = end_time, 0.0, b"", 0
+        self.end_time = end_time
+        self.first = 0.0
+        self.tail = b""
+        self.status = 0
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None

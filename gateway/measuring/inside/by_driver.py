@@ -26,7 +26,8 @@ class DriverMeasurer:
     """Measures the GPU of one rank, and its link to another GPU."""
 
     def __init__(self, question: dict[str, Any], rank: int) -> None:
-        self.question, self.rank = question, rank
+        self.question = question
+        self.rank = rank
         self.library = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         version = ctypes.c_int()
@@ -82,7 +83,8 @@ class DriverMeasurer:
     def single_gpu(self, group: list[int]) -> Iterator[dict[str, Any]]:
         """Bytes/s of memory: a copy within the GPU reads and writes each byte."""
         copy_bytes = self.question["copy_bytes"]
-        source, target = self.allocate(copy_bytes), self.allocate(copy_bytes)
+        source = self.allocate(copy_bytes)
+        target = self.allocate(copy_bytes)
         time_s, spread = time_runs(
             lambda: self.call("cuMemcpyDtoD_v2", target, source, _SIZE(copy_bytes)),
             self.wait,
@@ -124,7 +126,8 @@ class DriverMeasurer:
 
     def _copy_times(self, pair: list[int], copy: PeerCopy) -> Iterator[dict[str, Any]]:
         """The latency of a small copy, and bytes/s of a large one."""
-        copy_bytes, sample_s = self.question["copy_bytes"], self.question["sample_s"]
+        copy_bytes = self.question["copy_bytes"]
+        sample_s = self.question["sample_s"]
         small_copy = partial(copy.run, min(copy_bytes, _SMALL_COPY))
         latency_s, spread = time_runs(small_copy, self.wait, sample_s)
         yield number("peer_latency", pair, latency_s, spread)

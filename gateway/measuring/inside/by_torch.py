@@ -24,7 +24,8 @@ _SMALL_REDUCE_BYTES = 1 << 20
 
 class TorchMeasurer:
     def __init__(self, question: dict[str, Any], rank: int) -> None:
-        self.question, self.rank = question, rank
+        self.question = question
+        self.rank = rank
         self.cuda = question["device"] == "cuda"
         self.software = f"torch {torch.__version__}"
         self.device = self.torch_device(rank)
@@ -182,7 +183,8 @@ class TorchMeasurer:
         """Copies from one GPU to another, by the process of the first."""
         if self.rank != pair[0]:
             return
-        source_device, target_device = self.torch_device(pair[0]), self.torch_device(pair[1])
+        source_device = self.torch_device(pair[0])
+        target_device = self.torch_device(pair[1])
         is_accessible = not self.cuda or torch.cuda.can_device_access_peer(pair[0], pair[1])
         sent_tensor = torch.randint(
             -128, 127, (_CHECKED_BYTES,), dtype=torch.int8, device=source_device

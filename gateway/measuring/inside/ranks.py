@@ -135,7 +135,8 @@ class RankProcess:
     """The parent's side of the process of one GPU: a pipe for parts, a pipe for lines of JSON."""
 
     def __init__(self, question: dict[str, Any], number: int) -> None:
-        self.number, self._unfinished_line = number, b""
+        self.number = number
+        self._unfinished_line = b""
         question_fd, self._questions = os.pipe()
         self.answers, answer_fd = os.pipe()
         sys.stderr.flush()

@@ -18,7 +18,8 @@ def time_runs(
     """Median and spread of one run after a warm-up. wait: waits for the end of all runs."""
     run()
     wait()
-    start_s, runs = time.perf_counter(), 0
+    start_s = time.perf_counter()
+    runs = 0
     while runs < 3 or time.perf_counter() - start_s < _WARMUP_S:
         run()
         wait()

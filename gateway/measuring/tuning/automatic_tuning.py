@@ -83,7 +83,8 @@ class AutomaticTuning:
 
     async def _attend(self, search: _Search, idle: dict[str, float]) -> None:
         """End the search for a request, or take its result."""
-        name, model = search.name, self._fleet.models.get(search.name)
+        name = search.name
+        model = self._fleet.models.get(search.name)
         if model is None:
             self._search = None
             return
@@ -141,11 +142,13 @@ class AutomaticTuning:
 
     def _seconds_idle(self, model: ManagedModel) -> float:
         """Seconds since the last request; running and waiting requests count as now."""
-        name, now_s = model.wish.name, time.monotonic()
+        name = model.wish.name
+        now_s = time.monotonic()
         ended_count = self._traffic.request_counts().get(name, 0.0)
         last_count, last_s = self._last_requests.get(name, (-1.0, now_s))
         if ended_count != last_count or model.has_requests or self._traffic.is_working(name):
-            last_count, last_s = ended_count, now_s
+            last_count = ended_count
+            last_s = now_s
         self._last_requests[name] = last_count, last_s
         return now_s - last_s
 

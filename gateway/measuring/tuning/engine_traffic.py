@@ -26,7 +26,8 @@ _TIMEOUT_S = 5.0
 _MAX_BYTES = 1024 * 1024
 # Only the newest stretches count: they describe the engine as it is now.
 _MAX_STRETCHES = 20
-_OK_STATUS, _NOT_FOUND_STATUS = 200, 404
+_OK_STATUS = 200
+_NOT_FOUND_STATUS = 404
 # A comparison needs a plan, so it is made every few minutes.
 MIN_NEW_STRETCHES = 10
 # The first requests compile kernels, so they do not count.
@@ -113,13 +114,15 @@ class ServedTraffic:
         if sum(readings.new_stretches for readings in engines) < minimum:
             return ()
         for readings in engines:
-            readings.new_stretches, readings.is_reported = 0, True
+            readings.new_stretches = 0
+            readings.is_reported = True
         return tuple(stretch for readings in engines for stretch in readings.stretches)
 
     async def _read_counters(
         self, replica: ReplicaState, attempt: Attempt, readings: _Readings
     ) -> None:
-        neighbours, neighbours_before = self._neighbours(replica, attempt), readings.neighbours
+        neighbours = self._neighbours(replica, attempt)
+        neighbours_before = readings.neighbours
         counts = await self._counts(replica, attempt, readings)
         is_undisturbed = (
             neighbours is not None
@@ -131,7 +134,8 @@ class ServedTraffic:
             if stretch is not None:
                 readings.stretches.append(stretch)
                 readings.new_stretches += 1
-        readings.counts, readings.neighbours = None if is_cold else counts, neighbours
+        readings.counts = None if is_cold else counts
+        readings.neighbours = neighbours
 
     async def _counts(
         self, replica: ReplicaState, attempt: Attempt, readings: _Readings

@@ -72,7 +72,8 @@ class Measurements:
 
         The measurement of a served plan is also one of the model. Raises StoreError.
         """
-        single_plan, name = scale_speed(plan, 1), model.wish.name
+        single_plan = scale_speed(plan, 1)
+        name = model.wish.name
         attempt = next((attempt for attempt in model.serving if attempt.plan == plan), None)
         if attempt is not None:
             await self._store_report(name, single_plan, report)
@@ -145,7 +146,8 @@ class Measurements:
 
     async def _compare_plans(self, model: ManagedModel, serving_attempt: Attempt) -> None:
         """Update the measured speed of the serving plan and the better plan, if any."""
-        name, measured_plan = model.wish.name, await self._measured_plan(serving_attempt.plan)
+        name = model.wish.name
+        measured_plan = await self._measured_plan(serving_attempt.plan)
         model.measured_plan = (
             measured_plan
             if measured_plan.speed is not None and measured_plan.speed.grade != "predicted"

@@ -28,7 +28,8 @@ _SEQS = "max-num-seqs"
 _EAGER = "enforce-eager"
 _KV_DTYPE = "kv-cache-dtype"
 # A batch below the least makes prompts slow; one above the most takes memory and gives nothing.
-_MIN_TOKENS, _MAX_TOKENS = 512, 65536
+_MIN_TOKENS = 512
+_MAX_TOKENS = 65536
 # A limit of concurrent requests below this frees little memory.
 _FEW_SEQS = 8
 # The largest batch with a graph of decoding: vLLM's flag, and SGLang's by version. vLLM captures up
@@ -93,7 +94,8 @@ def engine_defaults(base: BasePlan) -> tuple[PlanChange, ...]:
 
     Choices that the planner leaves to the engine are its defaults already.
     """
-    engine, plan = base.engine, base.plan
+    engine = base.engine
+    plan = base.plan
     defaults: tuple[tuple[str, Scalar, Choice[int] | Choice[str]], ...] = (
         (_SEQS, engine.default_seqs, plan.max_num_seqs),
         (_TOKENS, engine.default_batched_tokens, plan.max_num_batched_tokens),
@@ -161,9 +163,12 @@ def concurrent_requests(wish: Wish, plan: Plan) -> int:
 def _layout_changes(base: BasePlan) -> Iterator[PlanChange]:
     """Changes that use the plan's GPUs as copies, tensor parallel ranks, or groups of ranks with
     shared experts."""
-    owner, plan = base.owner, base.plan
-    ranks, copies = plan.tensor_parallel.value, plan.replicas.value
-    groups, stages = plan.data_parallel.value, plan.pipeline_parallel.value
+    owner = base.owner
+    plan = base.plan
+    ranks = plan.tensor_parallel.value
+    copies = plan.replicas.value
+    groups = plan.data_parallel.value
+    stages = plan.pipeline_parallel.value
     set_by_owner = owner.tensor_parallel or owner.data_parallel or owner.replicas
     if not plan.gpus or stages > 1 or set_by_owner or isinstance(owner.gpus, tuple):
         return
@@ -222,7 +227,8 @@ def _batch_changes(base: BasePlan) -> Iterator[PlanChange]:
 
 
 def _request_changes(base: BasePlan) -> Iterator[PlanChange]:
-    plan, now = base.plan, base.plan.max_num_seqs.value
+    plan = base.plan
+    now = base.plan.max_num_seqs.value
     concurrency = concurrent_requests(base.owner, plan)
     if plan.data_parallel.value > 1 or _open_flag(base, _SEQS) is None:
         return
@@ -238,7 +244,8 @@ def _request_changes(base: BasePlan) -> Iterator[PlanChange]:
 
 
 def _graph_changes(base: BasePlan) -> Iterator[PlanChange]:
-    plan, concurrency = base.plan, concurrent_requests(base.owner, base.plan)
+    plan = base.plan
+    concurrency = concurrent_requests(base.owner, base.plan)
     eager = plan.enforce_eager
     if eager.value and eager.source != "user" and _open_flag(base, _EAGER):
         yield _flag_change(base, _EAGER, False, "compiled graphs", "steps start with less work")

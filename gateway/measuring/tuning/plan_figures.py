@@ -15,7 +15,8 @@ _BAND = 0.05
 
 def measured_speed(plan: Plan, report: BenchReport) -> Speed:
     """The speed of all copies of the plan, from a report of one copy."""
-    last_level, copies = report.levels[-1], plan.replicas.value
+    last_level = report.levels[-1]
+    copies = plan.replicas.value
     first = report.first_token_32k_s
     return Speed(
         stream=estimate(report.stream or last_level.tokens_per_s, _BAND),

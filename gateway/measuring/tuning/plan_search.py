@@ -117,7 +117,8 @@ class PlanSearch:
 
     async def check(self) -> None:
         """Check that the model can be tuned as it is. Raises Conflict."""
-        model, name = self._model, self.wish.name
+        model = self._model
+        name = self.wish.name
         serving_attempts = model.serving
         is_settled = not (
             model.has_pending_changes or model.is_deleting or model.is_stopped or model.trial
@@ -142,16 +143,20 @@ class PlanSearch:
 
     async def run(self) -> None:
         """Search until the time is over, nothing is left, or the gains end. Never raises."""
-        state, phase = "done", ""
+        state = "done"
+        phase = ""
         try:
             phase = await self._search()
         except (_SearchInterruption, asyncio.CancelledError) as error:
-            state, phase = "stopped", str(error) or "the gateway stopped"
+            state = "stopped"
+            phase = str(error) or "the gateway stopped"
         except FitserveError as error:
-            state, phase = "failed", str(error)
+            state = "failed"
+            phase = str(error)
         except Exception as error:
             log.exception("a search for a better plan failed", model=self.wish.name)
-            state, phase = "failed", f"unexpected error: {type(error).__name__}"
+            state = "failed"
+            phase = f"unexpected error: {type(error).__name__}"
         self._tools.trials.restart_predecessors(self._model)
         report = self.report.evolve(state=state, phase=phase)
         log.info("tuned", model=self.wish.name, state=state, tried=len(report.tried), words=phase)
@@ -206,7 +211,8 @@ class PlanSearch:
 
     async def _climb(self, best_plan: BasePlan) -> str:
         """Try changes of the best plan so far. The reason of the end."""
-        first, without_gain = best_plan, 0
+        first = best_plan
+        without_gain = 0
         other_engine_plans = other_engines(self.wish, await self._alternatives(), first.plan)
         forecast = forecast_best(self.wish, self._model.rival)
         plan_changes = iter((*forecast, *neighbours(best_plan), *other_engine_plans))
@@ -227,7 +233,8 @@ class PlanSearch:
                     self.wish, plan_change.wish, plan, engine, allows_lossy=best_plan.allows_lossy
                 )
                 best_plan = self._add_last_speed(best_plan)
-                plan_changes, without_gain = iter((*neighbours(best_plan), *other_engine_plans)), 0
+                plan_changes = iter((*neighbours(best_plan), *other_engine_plans))
+                without_gain = 0
                 continue
             without_gain += 1
             if without_gain >= _PATIENCE:
@@ -309,7 +316,8 @@ class PlanSearch:
     ) -> float | None:
         """Measure a plan, by the engine that serves or by one of its own. The relative worth; None:
         it could not be measured."""
-        start_s, trial = time.monotonic(), TriedPlan(change=change, reason=reason)
+        start_s = time.monotonic()
+        trial = TriedPlan(change=change, reason=reason)
         trial = trial.evolve(fingerprint=plan.fingerprint, argv=plan.argv)
         try:
             speed = await self._speed(change, plan, serving_attempt)
@@ -381,7 +389,8 @@ class PlanSearch:
         The watch returns whether a client's request has disturbed the engine since now, and raises
         as `_raise_if_over`.
         """
-        name, traffic = self.wish.name, self._tools.traffic
+        name = self.wish.name
+        traffic = self._tools.traffic
         is_shared = any(
             set(attempt.plan.devices) & set(serving_attempt.plan.devices)
             for serving_attempt in self._model.serving

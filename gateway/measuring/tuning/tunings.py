@@ -62,7 +62,8 @@ class Tunings:
 
         key: name of the caller's key, for the history of wishes.
         """
-        search, model = self._search(name), self._fleet.model(name)
+        search = self._search(name)
+        model = self._fleet.model(name)
         report = search.report
         if report.wish is None or report.state == "running" or report.is_applied:
             raise Conflict(

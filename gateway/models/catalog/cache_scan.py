@@ -87,7 +87,8 @@ def _revision(snapshot: Path, refs: set[str]) -> tuple[CachedRevisionInfo, tuple
     """The revision of a snapshot folder, and the files that it lacks."""
     from huggingface_hub import CachedRevisionInfo
 
-    files, lost_files = [], []
+    files = []
+    lost_files = []
     for path in sorted(snapshot.glob("**/*")):
         if path.is_dir():
             continue

@@ -31,7 +31,8 @@ MAX_TEMPLATE_BYTES = 1024 * 1024
 # The index of a model with 10^5 tensors takes 15 MB.
 MAX_INDEX_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _MODELS_FILE_HINT = (
     "`fitserve config check` checks a file of models, and `fitserve apply` serves it."
@@ -377,7 +378,8 @@ def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
-    location, hint = files.location(name), "Repair it, or download or copy it again."
+    location = files.location(name)
+    hint = "Repair it, or download or copy it again."
     try:
         # The standard library's parser takes the Infinity and NaN of configs, which are not JSON.
         text = files.read(name, limit)

@@ -63,7 +63,9 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
 
 def remove_weights(job: DiskJob) -> dict[str, Any]:
     """Remove the revisions of the job; blobs that other revisions use stay."""
-    freed_bytes, revisions, disk = 0, [], HubCache(Path(job.cache), Path(job.notes))
+    freed_bytes = 0
+    revisions = []
+    disk = HubCache(Path(job.cache), Path(job.notes))
     for repo, commit in job.remove:
         info, _ = scan_cache(Path(job.cache))
         if info is None:

@@ -145,9 +145,11 @@ def _progress_text(repo: str, progress: DownloadProgress, rate: Rate) -> str:
         return f"Downloaded {repo}: {format_bytes(progress.total)}"
     share = 100 * progress.done // max(progress.total, 1)
     if progress.checking:
-        verb, speed = "Checking", None
+        verb = "Checking"
+        speed = None
     else:
-        verb, speed = "Downloading", rate.add(progress.done)
+        verb = "Downloading"
+        speed = rate.add(progress.done)
     pace = f" at {format_bytes(round(speed))}/s" if speed is not None else ""
     sizes = f"{format_bytes(progress.done)} of {format_bytes(progress.total)} ({share} %)"
     return TransferProgress(f"{verb} {repo}: {sizes}{pace}", progress.done, progress.total, speed)

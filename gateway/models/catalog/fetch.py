@@ -58,7 +58,9 @@ def main() -> None:
     job = Job.read(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()
     os.nice(_NICE)
-    total, failure, hint = 0, None, ""
+    total = 0
+    failure = None
+    hint = ""
     try:
         hub = Hub(job.endpoint, job.token, Path(job.notes), models=Path(job.models))
         with _memory_limit():
@@ -69,7 +71,8 @@ def main() -> None:
         _lower_limit(resource.RLIMIT_FSIZE, max(listing.files.values()) + _SLACK_BYTES)
         fetch(job, hub, listing)
     except BadModel as error:
-        failure, hint = error.message[:_MAX_TEXT], error.hint[:_MAX_TEXT]
+        failure = error.message[:_MAX_TEXT]
+        hint = error.hint[:_MAX_TEXT]
     except MemoryError:
         failure = (
             f"The listing or the index of {job.repo} takes more than {format_bytes(_MEMORY_BYTES)}"
@@ -87,12 +90,14 @@ def _write_progress(progress: DownloadProgress) -> None:
 @contextmanager
 def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
     """Report progress in the background, without the downloads of other programs."""
-    end_event, blobs = threading.Event(), disk.repository(listing.repo) / "blobs"
+    end_event = threading.Event()
+    blobs = disk.repository(listing.repo) / "blobs"
     foreign_paths = set(blobs.glob("*.incomplete"))
 
     def report() -> None:
         folder = disk.snapshot(listing.repo, listing.commit)
-        total, last = sum(listing.files.values()), -1
+        total = sum(listing.files.values())
+        last = -1
         while not end_event.wait(REPORT_INTERVAL_S):
             unfinished_paths = set(blobs.glob("*.incomplete")) - foreign_paths
             paths = (*(folder / name for name in listing.files), *unfinished_paths)
@@ -208,7 +213,8 @@ def _check_digests(disk: HubCache, listing: Listing) -> None:
     Raises BadModel, and removes the wrong file.
     """
     folder = disk.snapshot(listing.repo, listing.commit)
-    total, done_bytes = sum(listing.files.values()), 0
+    total = sum(listing.files.values())
+    done_bytes = 0
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
         names = sorted(listing.files)
         for name, matches in zip(

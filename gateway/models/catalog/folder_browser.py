@@ -16,7 +16,8 @@ from gateway.file_reading import PATIENCE_S, FileReader
 from gateway.models.catalog.folder_reach import is_readable
 
 # Entries of a folder that are read, and folders that are listed.
-_MAX_ENTRIES, _MAX_ROWS = 5000, 500
+_MAX_ENTRIES = 5000
+_MAX_ROWS = 500
 # Folders that are read concurrently. A hanging mount keeps its place until it answers.
 _MAX_CALLS = 4
 # A hanging root delays the list of all of them by so much.

@@ -60,7 +60,8 @@ def check_reach(descriptor: int, folder: Path, location: str) -> None:
 
     The kernel knows the path of the open file, so a link that changes in between has no effect.
     """
-    root, shared_folder = reach(folder), shared_blobs(folder)
+    root = reach(folder)
+    shared_folder = shared_blobs(folder)
     open_path = Path(f"/proc/self/fd/{descriptor}").readlink()
     if not (
         open_path.is_relative_to(root)

@@ -39,7 +39,8 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LISTING_BYTES = 64 * MIB
 MAX_FILES = 100_000
 
-_MAX_VARIANTS, _LIST_BYTES = 40, 4 * MIB
+_MAX_VARIANTS = 40
+_LIST_BYTES = 4 * MIB
 # Formats of other engines.
 _FOREIGN_FORMATS = {"gguf", "mlx", "exl2", "exl3", "onnx", "openvino", "coreml"}
 
@@ -190,7 +191,10 @@ class Hub:
             commit = COMMIT.fullmatch(document["sha"])
             kinds = {type(size) for size in sizes.values()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            commit, sizes, digests, kinds = None, {}, {}, set()
+            commit = None
+            sizes = {}
+            digests = {}
+            kinds = set()
         if (
             commit is None
             or kinds - {int}

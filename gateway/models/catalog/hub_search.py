@@ -44,14 +44,16 @@ _QUERIES: dict[Use, tuple[dict[str, Any], ...]] = {
 _ORDERS = ("trendingScore", "downloads")
 _QUANTIZED_TAG = "base_model:quantized:"
 # The Hub counts the downloads of the last 30 days. Source: its page "Models Download Stats".
-_COUNT_DAYS, _DAY_S = 30.0, 86400.0
+_COUNT_DAYS = 30.0
+_DAY_S = 86400.0
 # Releases of one size differ by their heads for drafts, if at all.
 _SIZE_TOLERANCE = 0.01
 # Models of each listing of which the most used are read, and the fields of their rows.
 _POOL_SIZE = 100
 _ROW_FIELDS = ("createdAt", "downloads", "pipeline_tag", "safetensors", "tags", "trendingScore")
 # Folders below a given one that are looked into, and folders in all.
-_DEPTH, _MAX_FOLDERS = 3, 2000
+_DEPTH = 3
+_MAX_FOLDERS = 2000
 
 
 class FoundModel(NamedTuple):
@@ -203,7 +205,8 @@ def _models(rows: Sequence[Mapping[str, Any]]) -> list[FoundModel]:
 
 
 def _parse_row(row: Mapping[str, Any], base: str) -> FoundModel:
-    name, downloads = row["id"], row.get("downloads")
+    name = row["id"]
+    downloads = row.get("downloads")
     return FoundModel(
         name=name,
         source=name,

@@ -77,7 +77,8 @@ def olmo(fields: Fields, family: str, path: str) -> Blueprint:
         has_out_bias=bias,
     )
     heads, kv_heads, head_dim = read_heads(fields, family)
-    layers, attention_path = len(layer_numbers(fields)), f"{path}.layers.*.self_attn"
+    layers = len(layer_numbers(fields))
+    attention_path = f"{path}.layers.*.self_attn"
     parameters = norms(attention_path, layers, heads * head_dim, "q_norm") + norms(
         attention_path, layers, kv_heads * head_dim, "k_norm"
     )

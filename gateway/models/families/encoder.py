@@ -25,7 +25,8 @@ WHOLE_MODERN_MLP = "whole_modern_mlp"
 def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
     """BERT and RoBERTa: positions and token types are sharded like words."""
     numbers, (hidden, heads) = layer_numbers(fields), _hidden_and_heads(fields)
-    width, layer = fields.integer("intermediate_size"), f"{path}.encoder.layer.*"
+    width = fields.integer("intermediate_size")
+    layer = f"{path}.encoder.layer.*"
     linears = (
         _qkv_layers(
             f"{layer}.attention.self.qkv_proj",
@@ -59,10 +60,13 @@ def bert(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blu
 
 def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blueprint:
     """ModernBERT: every third layer attends to all tokens, the rest to a window."""
-    numbers, layer = layer_numbers(fields), "encoder_layer.layers.*"
+    numbers = layer_numbers(fields)
+    layer = "encoder_layer.layers.*"
     hidden, heads = _hidden_and_heads(fields)
-    width, biased = fields.integer("intermediate_size"), fields.flag("attention_bias")
-    gated, bias = (width, width), fields.flag("mlp_bias")
+    width = fields.integer("intermediate_size")
+    biased = fields.flag("attention_bias")
+    gated = (width, width)
+    bias = fields.flag("mlp_bias")
     linears = [
         _qkv_layers(f"{layer}.attn.Wqkv", numbers, hidden, heads, (), bias=biased),
         LinearLayer(f"{layer}.attn.Wo", numbers, hidden, (hidden,), "row", bias=biased),
@@ -112,7 +116,8 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
 
 def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     """Rotary positions and a gated MLP. Source: NomicBertModel in models/bert_with_rope.py."""
-    numbers, layer = layer_numbers(fields), "encoder.layers.*"
+    numbers = layer_numbers(fields)
+    layer = "encoder.layers.*"
     hidden, heads = _hidden_and_heads(fields)
     if (
         fields.config.get("num_experts")
@@ -120,7 +125,8 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
     ):
         raise fields.field_error("activation_function", "swiglu, without experts")
     width = fields.integer("intermediate_size", "n_inner", default=4 * hidden)
-    projected, bias = fields.flag("qkv_proj_bias"), fields.flag("mlp_fc1_bias")
+    projected = fields.flag("qkv_proj_bias")
+    bias = fields.flag("mlp_fc1_bias")
     linears = (
         _qkv_layers(f"{layer}.attn.qkv_proj", numbers, hidden, heads, ("Wqkv",), bias=projected),
         LinearLayer(f"{layer}.attn.out_proj", numbers, hidden, (hidden,), "row", bias=projected),
@@ -139,7 +145,8 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
 
 def _hidden_and_heads(fields: Fields) -> tuple[int, int]:
     """(hidden size, heads)."""
-    hidden, heads = fields.integer(*HIDDEN_SIZE), fields.integer(*HEADS)
+    hidden = fields.integer(*HIDDEN_SIZE)
+    heads = fields.integer(*HEADS)
     if hidden % heads:
         raise fields.field_error(
             next(name for name in HEADS if name in fields.config),

@@ -88,7 +88,8 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
             groups.append(heads.group(placed_numbers))
     if fields.config.get("num_experts") is not None:
         inputs, inner_groups = _mixture(fields, layer, numbers, hidden, is_early=is_early)
-        linears, parameters = linears + inputs, parameters + inner_groups
+        linears = linears + inputs
+        parameters = parameters + inner_groups
         surrounding_names += [
             "pre_feedforward_layernorm_2",
             "post_feedforward_layernorm_1",
@@ -142,7 +143,8 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
         number for number in numbers if kinds[number] == "full_attention" or number == numbers[-1]
     ]
     sliding = sorted(set(numbers) - set(full_numbers))
-    heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads")
     head_dim = fields.integer("head_dim", default=256)
     global_heads, global_dim = _full_heads(fields, full_numbers)
     groups = [
@@ -203,11 +205,13 @@ def _projections(
     heads: _Heads, hidden: int, path: str, layers: Sequence[int], *, bias: bool
 ) -> list[LinearLayer]:
     """The projections: layers in `layers` project keys and values, the rest queries only."""
-    query, key = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    query = heads.heads * heads.head_dim
+    key = heads.kv_heads * heads.head_dim
     reading = sorted(set(heads.numbers) - set(layers))
     linears = [LinearLayer(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
     if layers:
-        widths, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
+        widths = (query, key, key)
+        modules = ("q_proj", "k_proj", "v_proj")
         linears.append(
             LinearLayer(
                 name=f"{path}.qkv_proj",
@@ -234,7 +238,8 @@ def _mixture(
     fields: Fields, layer: str, numbers: Sequence[int], hidden: int, *, is_early: bool
 ) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """Experts in addition to the MLP of every layer."""
-    count, path = fields.integer("num_experts"), f"{layer}.moe" if is_early else layer
+    count = fields.integer("num_experts")
+    path = f"{layer}.moe" if is_early else layer
     width = fields.integer("moe_intermediate_size", "expert_intermediate_size")
     linears = [
         router(f"{layer}.router.proj", numbers, hidden, count),
@@ -254,7 +259,8 @@ def _layer_inputs(
     size = fields.integer("hidden_size_per_layer_input", default=256, minimum=0)
     if not size:
         return [], []
-    layer, count = f"{path}.layers.*", len(numbers)
+    layer = f"{path}.layers.*"
+    count = len(numbers)
     vocab = fields.integer("vocab_size_per_layer_input", default=262144)
     linears = [
         LinearLayer(f"{path}.per_layer_model_projection", (0,), hidden, (count * size,), "column"),

@@ -51,7 +51,8 @@ def gemma_towers(top: Fields) -> Blueprint:
             )
             if is_odd and method not in _ANY_SIZE:
                 tower = [layer.evolve(is_quantizable=False) for layer in tower]
-            linears, parameters = linears + tower, parameters + inner_groups
+            linears = linears + tower
+            parameters = parameters + inner_groups
     return Blueprint(tuple(linears), (), tuple(parameters))
 
 
@@ -65,10 +66,12 @@ def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[LinearLayer], 
     blocks = layer_numbers(_layers(fields, 16))
     hidden = fields.integer("hidden_size", default=768)
     width = fields.integer("intermediate_size", default=3072)
-    head, patch = fields.integer("head_dim", default=64), fields.integer("patch_size", default=16)
+    head = fields.integer("head_dim", default=64)
+    patch = fields.integer("patch_size", default=16)
     query = fields.integer("num_attention_heads", default=12) * head
     key = fields.integer("num_key_value_heads", default=12) * head
-    path, depth = "vision_tower.encoder.layers.*", len(blocks)
+    path = "vision_tower.encoder.layers.*"
+    depth = len(blocks)
     projections = {
         "q_proj": (hidden, query),
         "k_proj": (hidden, key),
@@ -110,7 +113,8 @@ def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[LinearLayer], 
 
 def _audio(fields: Fields, text_hidden: int) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """A conformer after two convolutions that halve 128 mel bins each."""
-    blocks, hidden = layer_numbers(_layers(fields, 12)), fields.integer("hidden_size", default=1024)
+    blocks = layer_numbers(_layers(fields, 12))
+    hidden = fields.integer("hidden_size", default=1024)
     output = fields.integer("output_proj_dims", default=1536)
     kernel = fields.integer("conv_kernel_size", default=5)
     channels = fields.config.get("subsampling_conv_channels", [128, 32])
@@ -123,7 +127,8 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[LinearLayer], list[Te
             "subsampling_conv_channels", "a list of two whole numbers from 4 on"
         )
     near_channels, far_channels = channels
-    path, depth = "audio_tower.layers.*", len(blocks)
+    path = "audio_tower.layers.*"
+    depth = len(blocks)
     linears = [
         _replicated_layer(f"{path}.self_attn.{name}.linear", blocks, hidden, hidden)
         for name in _SQUARE_LAYERS

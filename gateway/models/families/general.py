@@ -59,7 +59,8 @@ _MAX_LAYERS = 2000
 
 def decoder(fields: Fields, path: str) -> Blueprint:
     """The text model. Raises BadModel where layers, heads or the hidden size are missing."""
-    layers, hidden = read_layer_count(fields), fields.largest(HIDDEN_SIZE)
+    layers = read_layer_count(fields)
+    hidden = fields.largest(HIDDEN_SIZE)
     if layers > _MAX_LAYERS:
         raise fields.field_error(
             next(name for name in LAYER_COUNT if name in fields.config), f"at most {_MAX_LAYERS}"
@@ -163,7 +164,9 @@ def towers(top: Fields) -> Blueprint:
         for name in _TOWERS
         if isinstance(config.get(name), Mapping)
     ]
-    groups, parameters, guessed = [], [], []
+    groups = []
+    parameters = []
+    guessed = []
     for name, config in dict(towers_found).items():
         fields = Fields(config, top.source)
         text = name.removesuffix("_config").replace("_", " ")
@@ -263,7 +266,8 @@ def _low_rank_attention(
     Outputs pass the low rank in groups of heads. The cache has one vector for keys and values.
     Source: vllm/models/deepseek_v41/attention.py of 0.32.0, deepseek_v4/attention.py of 0.33.0.
     """
-    rank, output_rank = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
+    rank = fields.integer("q_lora_rank")
+    output_rank = fields.integer("o_lora_rank")
     groups = fields.largest(("o_groups",), default=1)
     linears = [
         LinearLayer(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"),
@@ -284,7 +288,8 @@ def _latent(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int
 ) -> tuple[list[LinearLayer], AttentionGroup]:
     """Latent attention: latents are replicated, heads are sharded."""
-    latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim", default=64)
+    latent = fields.integer("kv_lora_rank")
+    rope = fields.integer("qk_rope_head_dim", default=64)
     nope_dim = fields.integer("qk_nope_head_dim", default=128)
     value = fields.integer("v_head_dim", default=128)
     rank = fields.largest(("q_lora_rank",), default=0)
@@ -362,7 +367,10 @@ def _recurrent(
         LinearLayer(f"{path}.out_proj", numbers, inner_size, (hidden,), "row"),
     ]
     if not columns:
-        heads, rows, columns, shared_size = 1, 1, 1, 0
+        heads = 1
+        rows = 1
+        columns = 1
+        shared_size = 0
     state = Recurrent(
         kind="mamba2",
         heads=heads,
@@ -394,7 +402,8 @@ def _mlps(
     function = next((fields.config[name] for name in ACTIVATIONS if name in fields.config), "silu")
     is_gated = not (isinstance(function, str) and function in _PLAIN_ACTIVATIONS)
     linears: list[LinearLayer] = []
-    plain_numbers, sparse_numbers = numbers["plain"], numbers["sparse"]
+    plain_numbers = numbers["plain"]
+    sparse_numbers = numbers["sparse"]
     blocks = sized_blocks(fields, len(plain_numbers))
     for width in sorted({block.width for block in blocks} - {0}):
         linears += _mlp_layers(
@@ -410,7 +419,8 @@ def _mlps(
         )
     if not sparse_numbers:
         return linears, 0
-    count, width = fields.largest(EXPERT_COUNT), fields.largest(EXPERT_WIDTH)
+    count = fields.largest(EXPERT_COUNT)
+    width = fields.largest(EXPERT_WIDTH)
     linears.append(router(f"{path}.gate", sparse_numbers, hidden, count))
     mlp_experts = experts(path, sparse_numbers, hidden, width, count)
     linears += (

@@ -84,8 +84,10 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
 
 def delta_net_state(fields: Fields) -> Recurrent:
     """Source: gated_delta_net_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py."""
-    groups, columns = fields.integer("linear_num_key_heads"), fields.integer("linear_key_head_dim")
-    heads, rows = fields.integer("linear_num_value_heads"), fields.integer("linear_value_head_dim")
+    groups = fields.integer("linear_num_key_heads")
+    columns = fields.integer("linear_key_head_dim")
+    heads = fields.integer("linear_num_value_heads")
+    rows = fields.integer("linear_value_head_dim")
     state_dtype = fields.config.get("mamba_ssm_dtype")
     return Recurrent(
         kind="gdn",
@@ -108,7 +110,8 @@ def delta_net(
     each (Qwen3.5).
     """
     hidden = fields.integer("hidden_size")
-    key, heads = state.groups * state.columns, state.heads
+    key = state.groups * state.columns
+    heads = state.heads
     value = heads * state.rows
     mixed = () if is_interleaved else ("in_proj_qkv", "in_proj_z")
     gates = () if is_interleaved else ("in_proj_b", "in_proj_a")

@@ -25,7 +25,8 @@ SPLIT_INDEXER = "split_indexer"
 
 
 def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
-    numbers, layer = layer_numbers(fields), f"{path}.layers.*"
+    numbers = layer_numbers(fields)
+    layer = f"{path}.layers.*"
     mlps, parameters = late_moe(fields, layer, numbers)
     projections, inner_groups = latent_attention(fields, f"{layer}.self_attn", numbers)
     parameters += inner_groups + embedding_and_head(fields, path)
@@ -37,7 +38,8 @@ def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
 
 def latent_group(fields: Fields, layers: int) -> AttentionGroup:
     """The attention group: one latent and one rotary key in the cache for all heads."""
-    latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    latent = fields.integer("kv_lora_rank")
+    rope = fields.integer("qk_rope_head_dim")
     heads = fields.integer("num_attention_heads")
     return AttentionGroup(
         kind="mla", layers=layers, heads=heads, kv_heads=1, head_dim=latent + rope, value_dim=latent
@@ -48,9 +50,12 @@ def latent_attention(
     fields: Fields, path: str, numbers: Sequence[int]
 ) -> tuple[list[LinearLayer], list[TensorGroup]]:
     """Source: MultiHeadLatentAttention modules of DeepseekV2MLAAttention."""
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
-    nope_dim, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    latent = fields.integer("kv_lora_rank")
+    rope = fields.integer("qk_rope_head_dim")
+    nope_dim = fields.integer("qk_nope_head_dim")
+    value = fields.integer("v_head_dim")
     query = heads * (nope_dim + rope)
     parameters = norms(path, len(numbers), latent, "kv_a_layernorm")
     # null: no low rank. transformers reads a missing field as 1536.
@@ -94,9 +99,12 @@ def latent_attention(
 
 def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
     """DeepSeek V3.2: latent attention with a replicated indexer."""
-    inner_blueprint, numbers = deepseek(fields, family, path), layer_numbers(fields)
-    hidden, rank = fields.integer("hidden_size"), fields.integer("q_lora_rank")
-    heads, size = fields.integer("index_n_heads"), fields.integer("index_head_dim")
+    inner_blueprint = deepseek(fields, family, path)
+    numbers = layer_numbers(fields)
+    hidden = fields.integer("hidden_size")
+    rank = fields.integer("q_lora_rank")
+    heads = fields.integer("index_n_heads")
+    size = fields.integer("index_head_dim")
     indexer = f"{path}.layers.*.self_attn.indexer"
     linears = [LinearLayer(f"{indexer}.wq_b", numbers, rank, (heads * size,), "replicated")]
     if SPLIT_INDEXER in traits:

@@ -26,7 +26,8 @@ _KIND_WORDS: tuple[tuple[str, LayerKind], ...] = (
     ("M", "recurrent"),
 )
 # Names of layers that are only an MLP, and only experts.
-_MLP_KINDS, _EXPERT_KINDS = ("-", "mlp"), ("E", "moe")
+_MLP_KINDS = ("-", "mlp")
+_EXPERT_KINDS = ("E", "moe")
 
 
 class _Block(NamedTuple):

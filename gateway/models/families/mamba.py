@@ -98,7 +98,8 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
         fields.config.get("hybrid_override_pattern") or fields.config.get("layers_block_type"),
         _NEMOTRON,
     )
-    hidden, layer = fields.integer("hidden_size"), f"{path}.layers.*"
+    hidden = fields.integer("hidden_size")
+    layer = f"{path}.layers.*"
     state = _recurrent_state(
         heads=fields.integer("mamba_num_heads"),
         rows=fields.integer("mamba_head_dim"),
@@ -124,7 +125,8 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
     biases = (fields.config.get("use_conv_bias", True) is not False, fields.flag("use_bias"))
     mixer = f"{layer}.mixer"
     linears, groups = _mixers(fields, family, kinds, state, biases, parameters, (mixer, mixer))
-    plain_numbers, sparse_numbers = _layers_of(kinds, "mlp"), _layers_of(kinds, "moe")
+    plain_numbers = _layers_of(kinds, "mlp")
+    sparse_numbers = _layers_of(kinds, "moe")
     if plain_numbers:
         linears += _mlp_layers(
             mixer,
@@ -150,7 +152,8 @@ def _nemotron_experts(
     fields: Fields, mixer: str, numbers: Sequence[int], hidden: int
 ) -> list[LinearLayer]:
     """Experts without a gate; latent experts stand between two projections (NemotronHMoE)."""
-    count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
+    count = fields.integer("n_routed_experts")
+    width = fields.integer("moe_intermediate_size")
     inner_size = fields.integer("moe_latent_size", default=hidden)
     linears = [
         router(f"{mixer}.gate", numbers, hidden, count, is_exact=True),

@@ -93,7 +93,8 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         layer, len(numbers), hidden, *LAYER_NORMS
     )
     if sparse_numbers:
-        count, width = fields.integer("moe_num_experts"), fields.integer("moe_intermediate_size")
+        count = fields.integer("moe_num_experts")
+        width = fields.integer("moe_intermediate_size")
         linears += experts(block, sparse_numbers, hidden, width, count)
         if shared_count := fields.integer("moe_num_shared_experts", default=0, minimum=0):
             linears += mlp(f"{block}.shared_experts", sparse_numbers, hidden, width * shared_count)

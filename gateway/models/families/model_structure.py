@@ -106,7 +106,8 @@ class _Config:
                 for number in range(_MAX_LAYERS)
             ]
         if "of" in rule:
-            item_by_word, items = dict(rule["words"]), self.field(rule["of"])
+            item_by_word = dict(rule["words"])
+            items = self.field(rule["of"])
             return [item_by_word.get(item) for item in items] if isinstance(items, list) else None
         if "period" in rule:
             return [*rule["period"]] * (_MAX_LAYERS // len(rule["period"]))
@@ -250,8 +251,10 @@ def _linears(reader: _Reader, rows: _Rows) -> Iterable[LinearLayer]:
                 is_exact=bool(row.get("exact")),
             )
         elif row["is"] == "experts":
-            width, hidden = reader.size(row["width"]), reader.size(row["hidden"])
-            count, bias = reader.size(row["count"]), bool(reader.term(row["bias"]))
+            width = reader.size(row["width"])
+            hidden = reader.size(row["hidden"])
+            count = reader.size(row["count"])
+            bias = bool(reader.term(row["bias"]))
             inner_widths = (width,) * row["fused"]
             for name, k, parts, shard in (
                 ("w13", hidden, inner_widths, "expert_column"),
@@ -293,7 +296,8 @@ def _softmax(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) ->
     # A null window is not a window.
     window = reader.size(row["window"]) if reader.term(row["window"]) else None
     kind = "sliding" if window and row["kind"] == "full" else row["kind"]
-    head, value = reader.size(row["head"]), reader.size(row.get("value", "0"))
+    head = reader.size(row["head"])
+    value = reader.size(row.get("value", "0"))
     return AttentionGroup(
         kind=kind,
         layers=len(numbers),

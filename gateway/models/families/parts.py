@@ -59,7 +59,8 @@ _RECURRENT = (
 
 def read_heads(fields: Fields, family: str) -> tuple[int, int, int]:
     """(query heads, KV heads, head size)."""
-    heads, hidden = fields.integer(*HEADS), fields.integer(*HIDDEN_SIZE)
+    heads = fields.integer(*HEADS)
+    hidden = fields.integer(*HIDDEN_SIZE)
     # Multi-query attention has one KV head. Source: FalconModelArchConfigConvertor
     # (vllm/transformers_utils).
     is_single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
@@ -215,7 +216,8 @@ def embedding_and_head(
     fields: Fields, path: str, *, is_tied: bool = False, embedding: str = "embed_tokens"
 ) -> list[TensorGroup]:
     """Embedding, last norm and output head. is_tied: the default of transformers for the family."""
-    vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
+    vocab = fields.integer("vocab_size")
+    hidden = fields.integer("hidden_size")
     tensors = [
         tensor(f"{path}.{embedding}.weight", 1, vocab, hidden, shard="vocab"),
         tensor(f"{path}.norm.weight", 1, hidden),
@@ -342,7 +344,8 @@ def router(
 
 def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[LinearLayer]:
     """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, one shared."""
-    hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
+    hidden = fields.integer("hidden_size")
+    path = f"{layer}.mlp"
     sparse_numbers = _sparse_layers(fields, numbers)
     dense_numbers = [number for number in numbers if number not in sparse_numbers]
     linears = (
@@ -400,7 +403,8 @@ def late_moe(
 
     A router in float32 (Glm4MoE in models/glm4_moe.py) does not count as a linear layer.
     """
-    hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
+    hidden = fields.integer("hidden_size")
+    path = f"{layer}.mlp"
     first = fields.integer("first_k_dense_replace", minimum=0)
     step = fields.integer("moe_layer_freq", default=1)
     sparse_numbers = [number for number in numbers if number >= first and number % step == 0]
@@ -413,7 +417,8 @@ def late_moe(
     parameters: list[TensorGroup] = []
     if not sparse_numbers:
         return linears, parameters
-    count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
+    count = fields.integer("n_routed_experts")
+    width = fields.integer("moe_intermediate_size")
     if has_float_router:
         parameters.append(
             tensor(f"{path}.gate.weight", len(sparse_numbers), count, hidden, dtype="F32")

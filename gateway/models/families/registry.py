@@ -69,7 +69,8 @@ def qwen2_vl(fields: Fields, _: str, path: str) -> Blueprint:
     """The text model, with the tower where config.json does not nest the text model."""
     if "vision_config" not in fields.config:
         return dense.dense(fields, "qwen2", path)
-    text, tower = dense.dense(fields, "qwen2", "language_model.model"), vision.qwen2_tower(fields)
+    text = dense.dense(fields, "qwen2", "language_model.model")
+    tower = vision.qwen2_tower(fields)
     return Blueprint(
         text.linears + tower.linears,
         text.attention + tower.attention,
@@ -166,7 +167,8 @@ def _guessed_blueprint(top: Fields, traits: Collection[str]) -> Blueprint:
             inner_blueprint = _family_blueprint(fields, fields.word("model_type"), path, traits)
         except BadModel:
             inner_blueprint = None  # fields of the family are missing
-    text, outer_blueprint = inner_blueprint or general.decoder(fields, path), general.towers(top)
+    text = inner_blueprint or general.decoder(fields, path)
+    outer_blueprint = general.towers(top)
     return Blueprint(
         text.linears,
         text.attention + outer_blueprint.attention,
@@ -188,7 +190,8 @@ def _exact_blueprint(
         outer_type = _CLASSES.get(top.first_word("architectures"), outer_type)
     if config.get("text_config") is None:
         return _family_blueprint(top, outer_type, "model", traits)
-    text, nested = top.mapping("text_config", {}), NESTED_FAMILIES.get(outer_type)
+    text = top.mapping("text_config", {})
+    nested = NESTED_FAMILIES.get(outer_type)
     if nested is None or "model_type" not in text:
         return None
     if nested.outer_ties and "tie_word_embeddings" in config:

@@ -29,7 +29,8 @@ def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
     numbers = layer_numbers(fields)
     hidden = fields.integer("hidden_size")
     layer = f"{path}.layers.*"
-    count, block = fields.integer("num_local_experts"), f"{layer}.block_sparse_moe"
+    count = fields.integer("num_local_experts")
+    block = f"{layer}.block_sparse_moe"
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers),
         router(f"{block}.gate", numbers, hidden, count),
@@ -63,7 +64,8 @@ def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
 
 
 def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
-    numbers, layer = layer_numbers(fields), f"{path}.layers.*"
+    numbers = layer_numbers(fields)
+    layer = f"{path}.layers.*"
     bias = family == "qwen2_moe" or fields.flag("attention_bias")
     linears = attention(
         fields, family, f"{layer}.self_attn", numbers, biases=(bias, False)

@@ -22,7 +22,8 @@ class Text(NamedTuple):
 
 def read_text_config(top: Fields) -> Text:
     """The config of the text model, completed by fields of the outer config."""
-    config, nested = dict(top.config), False
+    config = dict(top.config)
+    nested = False
     text_fields: Mapping[str, Any] = top.config
     for _ in range(2):  # thinker_config.text_config
         inner_config = next(
@@ -38,7 +39,9 @@ def read_text_config(top: Fields) -> Text:
         plain_config = {
             name: value for name, value in config.items() if not isinstance(value, Mapping)
         }
-        config, nested, text_fields = {**plain_config, **config, **inner_config}, True, inner_config
+        config = {**plain_config, **config, **inner_config}
+        nested = True
+        text_fields = inner_config
         for name in TEXT_CONFIGS:
             if name not in inner_config:
                 config.pop(name, None)

@@ -63,13 +63,15 @@ def _layer_numbers(fields: Fields, default: int) -> range:
 def qwen2_tower(top: Fields) -> Blueprint:
     """The tower of Qwen2.5-VL. Missing sizes have the defaults of Qwen2_5_VLVisionConfig."""
     fields = _tower_fields(top)
-    blocks, hidden = _layer_numbers(fields, 32), fields.integer("hidden_size", default=3584)
+    blocks = _layer_numbers(fields, 32)
+    hidden = fields.integer("hidden_size", default=3584)
     heads = fields.integer("num_heads", default=16)
     width = fields.integer("intermediate_size", default=3420)
     merged_size = hidden * fields.integer("spatial_merge_size", default=2) ** 2
     patch = fields.integer("patch_size", default=14)
     frames = fields.integer("temporal_patch_size", default=2)
-    path, channels = "visual.blocks.*", fields.integer("in_channels", "in_chans", default=3)
+    path = "visual.blocks.*"
+    channels = fields.integer("in_channels", "in_chans", default=3)
     output_size = fields.integer("out_hidden_size", default=3584)
     linears = [
         LinearLayer(
@@ -110,7 +112,8 @@ def qwen_vision(top: Fields) -> Blueprint:
         raise fields.field_error("depth", f"at most {_MAX_QWEN_BLOCKS}")
     blocks = range(depth)
     merged_size = hidden * fields.integer("spatial_merge_size", default=2) ** 2
-    path, heads = "visual.blocks.*", fields.integer("num_heads")
+    path = "visual.blocks.*"
+    heads = fields.integer("num_heads")
     output_size = fields.integer("out_hidden_size")
     qkv = (hidden, hidden, hidden)
     linears = (
@@ -174,7 +177,8 @@ def _qwen_patches(fields: Fields, hidden: int) -> list[TensorGroup]:
 
 def qwen3_tower(top: Fields) -> Blueprint:
     """The tower of Qwen3-VL: Qwen3.5's, with mergers that feed the text model's first layers."""
-    fields, tower = _tower_fields(top), qwen_vision(top)
+    fields = _tower_fields(top)
+    tower = qwen_vision(top)
     levels = fields.config.get("deepstack_visual_indexes", [8, 16, 24])
     if not isinstance(levels, list):
         raise fields.field_error("deepstack_visual_indexes", "a list of block numbers")
@@ -206,16 +210,19 @@ def qwen3_tower(top: Fields) -> Blueprint:
 
 def pixtral_tower(top: Fields) -> Blueprint:
     """The tower of Mistral 3. Missing sizes have the defaults of PixtralVisionConfig."""
-    fields, text = _tower_fields(top), Fields(top.mapping("text_config", {}), top.source)
+    fields = _tower_fields(top)
+    text = Fields(top.mapping("text_config", {}), top.source)
     blocks = layer_numbers(Fields({"num_hidden_layers": 24} | dict(fields.config), fields.source))
     hidden = fields.integer("hidden_size", default=1024)
     width = fields.integer("intermediate_size", default=4096)
     heads = fields.integer("num_attention_heads", default=16)
     head = fields.integer("head_dim", default=max(1, hidden // heads))
     patch = fields.integer("patch_size", default=16)
-    path, text_hidden = "vision_tower.transformer.layers.*", text.integer("hidden_size")
+    path = "vision_tower.transformer.layers.*"
+    text_hidden = text.integer("hidden_size")
     merged_size = hidden * top.integer("spatial_merge_size", default=2) ** 2
-    names, bias = ("q_proj", "k_proj", "v_proj"), top.flag("multimodal_projector_bias")
+    names = ("q_proj", "k_proj", "v_proj")
+    bias = top.flag("multimodal_projector_bias")
     linears = [
         LinearLayer(
             f"{path}.attention.qkv_proj",
@@ -262,17 +269,20 @@ def siglip(top: Fields) -> Blueprint:
     """
     fields = Fields(top.mapping("vision_config", {}), top.source)
     text = Fields(top.mapping("text_config", {}), top.source)
-    blocks, hidden = layer_numbers(fields), fields.integer("hidden_size", default=768)
+    blocks = layer_numbers(fields)
+    hidden = fields.integer("hidden_size", default=768)
     heads = fields.integer("num_attention_heads", default=12)
     width = fields.integer("intermediate_size", default=3072)
     patch = fields.integer("patch_size", default=16)
     channels = fields.integer("num_channels", default=3)
     patches = (fields.integer("image_size", default=224) // patch) ** 2
-    path, depth = "vision_tower.vision_model", len(blocks)
+    path = "vision_tower.vision_model"
+    depth = len(blocks)
     layer = f"{path}.encoder.layers.*"
     # bitsandbytes and torchao quantize other sizes too (SiglipMLP, models/siglip.py:449 of 0.18.0).
     is_whole = hidden % 64 == 0 and width % 64 == 0
-    qkv, names = (hidden, hidden, hidden), ("q_proj", "k_proj", "v_proj")
+    qkv = (hidden, hidden, hidden)
+    names = ("q_proj", "k_proj", "v_proj")
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "bias": True}
     linears = (
         LinearLayer(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, **sizes),

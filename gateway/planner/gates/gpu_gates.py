@@ -65,7 +65,10 @@ def gate_devices(
     groups: GpuGroups,
 ) -> tuple[Gpu, ...]:
     """The GPUs of the variant; none on a CPU. Raises RefusalError."""
-    gpus, tp, pp, ranks = inputs.hardware.gpus, variant.tp, variant.pp, variant.ranks
+    gpus = inputs.hardware.gpus
+    tp = variant.tp
+    pp = variant.pp
+    ranks = variant.ranks
     if engine.device == "cpu":
         if ranks > 1:
             raise RefusalError(

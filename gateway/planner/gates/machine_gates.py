@@ -18,7 +18,8 @@ def gate_host(hardware: Hardware, engine: Engine) -> None:
             f"its image is built for {machines}, this machine is {hardware.arch}",
             source,
         )
-    driver, min_driver = hardware.driver, engine.min_driver
+    driver = hardware.driver
+    min_driver = engine.min_driver
     if driver and min_driver and release(driver) < release(min_driver):
         reason = f"CUDA {engine.cuda} needs driver {min_driver} or newer, this machine has {driver}"
         raise RefusalError("driver_too_old", reason, source)

@@ -57,7 +57,8 @@ def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
 
 def gate_context(inputs: PlanningInput) -> None:
     """Refuse a context that no form of the model reaches."""
-    spec, wish = inputs.spec, inputs.wish
+    spec = inputs.spec
+    wish = inputs.wish
     limit = context_limit(spec, wish)
     least_context = wish.least_context
     if least_context is None or least_context <= limit:

@@ -60,7 +60,8 @@ def gate_method(
     Raises RefusalError if the version lacks the method, or the method does not take this GPU or
     these activations.
     """
-    spec, source = inputs.spec, f"profile {engine.ref}"
+    spec = inputs.spec
+    source = f"profile {engine.ref}"
     if spec.quant is None and "quantization" not in args:
         _check_quantization(spec)
     is_deprecated = bool(args.get("allow-deprecated-quantization", False))

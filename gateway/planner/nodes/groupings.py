@@ -66,7 +66,8 @@ def fast_groupings(
     count: the number of nodes.
     """
     for level in _levels(count, quality):
-        free_nodes, groups = list(range(count)), list[Group]()
+        free_nodes = list(range(count))
+        groups = list[Group]()
         while group := _first_group(free_nodes, size, level, quality):
             groups.append(group)
             free_nodes = [node for node in free_nodes if node not in group]

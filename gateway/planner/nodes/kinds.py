@@ -10,7 +10,8 @@ from gateway.engines.common.planning_input import available_bytes
 
 # Free memory counts as equal within this part of a GPU, and below two parts as none: full GPUs have
 # so much left.
-_STEPS, _FIRST_STEP = 64, 2
+_STEPS = 64
+_FIRST_STEP = 2
 
 
 class NodeKind(FrozenRecord, frozen=True):

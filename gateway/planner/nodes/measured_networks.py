@@ -14,7 +14,8 @@ from itertools import combinations, groupby
 from gateway.domain import Fact, Network, Node, NodeLink
 from gateway.domain.hardware import RdmaKind
 
-BANDWIDTH, LATENCY = "bandwidth", "latency"
+BANDWIDTH = "bandwidth"
+LATENCY = "latency"
 # An engine has at most this many nodes, so further pairs decide nothing.
 _MAX_GROUP = 8
 # Repeated measurements differ by more than the third digit.

@@ -234,7 +234,8 @@ def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
 
 def _shortage_words(plan: Plan, nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> str:
     """The GPUs with too little free memory for this plan, in words."""
-    bytes_per_gpu, shortages = plan.memory.promised_bytes, []
+    bytes_per_gpu = plan.memory.promised_bytes
+    shortages = []
     gpu_by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
     used_uuids = {uuid for node_ranks in plan.nodes for uuid in node_ranks.gpus}
     for uuid, (node, gpu) in gpu_by_uuid.items():

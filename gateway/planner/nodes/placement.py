@@ -16,8 +16,11 @@ from gateway.planner.parallel import GpuGroups
 # The ports at which nodes meet: the engine's own group of processes, and the groups of ranks with
 # requests of their own. SGLang takes the ports after the first too: PortArgs in
 # sglang/srt/server_args.py.
-_FIRST_PORT, _LAST_PORT, _PORTS_PER_ENGINE = 29600, 32700, 64
-RENDEZVOUS, GROUPS = "rendezvous", "groups"
+_FIRST_PORT = 29600
+_LAST_PORT = 32700
+_PORTS_PER_ENGINE = 64
+RENDEZVOUS = "rendezvous"
+GROUPS = "groups"
 
 
 def place_on_nodes(plan: Plan, kind: NodeKind) -> Plan:
@@ -67,11 +70,13 @@ def place_on_groups(
     plan: Plan, node_groups: NodeGroups, ports_in_use: Mapping[str, Collection[int]]
 ) -> Plan:
     """The plan with each copy on a group of nodes. ports_in_use: by node."""
-    size, machine = node_groups.span.gpus_each, node_groups.machine
+    size = node_groups.span.gpus_each
+    machine = node_groups.machine
     used_uuids = [gpu.uuid for gpu in machine.gpus[:size]]
     first = {gpu.uuid: gpu.index for gpu in node_groups.groups[0][0].hardware.gpus}
     indices = [first[uuid] for uuid in used_uuids]
-    kind, nodes = engine_kind(plan.engine.kind), []
+    kind = engine_kind(plan.engine.kind)
+    nodes = []
     for number, group in enumerate(node_groups.groups[: plan.replicas.value]):
         ports = _ports(ports_in_use.get(group[0].name, ()))
         meeting = Rendezvous(

@@ -23,11 +23,13 @@ def pod_plan(plan: Plan, leader: str, pod_index: str) -> Plan:
     pod_address = f"$({kind.address_env})"
 
     def flags(address: str, node_rank: int) -> dict[str, Scalar]:
-        groups, ports = plan.data_parallel.value, first.ports
+        groups = plan.data_parallel.value
+        ports = first.ports
         meeting = Rendezvous(plan.span, groups, address, ports[RENDEZVOUS], ports[GROUPS])
         return kind.node_flags(meeting, node_rank)
 
-    second, third = flags(leader, 1), flags(leader, 2)
+    second = flags(leader, 1)
+    third = flags(leader, 2)
     later_values = {
         name: value if value == third[name] else _times(pod_index, value)
         for name, value in second.items()

@@ -41,7 +41,8 @@ class Networks:
             frozenset((link.a, link.b)): network_of_link(link) for link in cluster.links
         }
         self._measured_networks = measured_networks
-        self._network, self._table = cluster.network, table
+        self._network = cluster.network
+        self._table = table
         self._networks: dict[tuple[str, str], Network] = {}
         self._qualities: dict[tuple[str, str], Quality] = {}
         """Qualities of networks by the names of two nodes."""
@@ -110,7 +111,8 @@ def network_of_link(link: NodeLink) -> Network:
 def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> Iterator[NodeGroups]:
     """All spans of the nodes of one kind."""
     machine = _select_free_gpus(kind.hardware.usable(), kind.promised_bytes)
-    gpus, limit = len(machine.gpus), inputs.wish.gpus
+    gpus = len(machine.gpus)
+    limit = inputs.wish.gpus
     if not gpus or len({gpu.name for gpu in machine.gpus}) > 1:
         return
     for size in _SIZES:
@@ -153,7 +155,9 @@ def _merge_nodes(
     """The nodes of a group as one machine, whose GPUs are numbered node by node."""
     used_indices = [gpu.index for gpu in machine.gpus]
     position_by_index = {index: number for number, index in enumerate(used_indices)}
-    gpus, links, promised_bytes = [], [], dict[str, int]()
+    gpus = []
+    links = []
+    promised_bytes = dict[str, int]()
     for number, node in enumerate(groups[0]):
         gpu_by_index = {node_gpu.index: node_gpu for node_gpu in node.hardware.gpus}
         for gpu in machine.gpus:

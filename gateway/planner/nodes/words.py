@@ -71,7 +71,8 @@ def _speed_figures(plan: Plan) -> str:
     context = f"{plan.max_model_len.value:,} tokens of context"
     if plan.speed is None:
         return f"speed unknown, {context}"
-    stream, total = plan.speed.stream.value, plan.speed.total.value
+    stream = plan.speed.stream.value
+    total = plan.speed.total.value
     return f"{stream:,g} tokens/s alone, {total:,g} in all, {context}"
 
 

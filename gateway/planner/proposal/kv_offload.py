@@ -21,11 +21,13 @@ _PROMPT_TOKENS = 32768
 # Measured on an H200 with vLLM 0.26.0 and Llama 3.1 8B (benchmarks/notebook/performance.md, "A KV
 # cache in RAM"): the part of the link's bytes/s, and the seconds of a return in addition to the
 # copy. The copy took 0.073 of the time of computing.
-_LINK_PART, _OVERHEAD_S = 0.76, 0.06
+_LINK_PART = 0.76
+_OVERHEAD_S = 0.06
 _MAX_COPY_PART = 0.1
 _LOSS_WORDS = "plain requests lost 1.4 % where that was measured (vLLM 0.26.0, one H200)"
 # RAM for the engine's programs, and the part of the rest.
-_PROGRAM_BYTES, _RAM_PARTS = 16 * GIB, 2
+_PROGRAM_BYTES = 16 * GIB
+_RAM_PARTS = 2
 _MAX_BYTES = 192 * GIB
 # Less holds little but copies of the GPU's blocks.
 _MIN_TIMES_CACHE = 1.5
@@ -74,7 +76,8 @@ def kv_offload(
 
 def _offload_refusal(candidate: Candidate, *, has_sleep_mode: bool) -> str:
     """Why the engine or this plan cannot have it, or has not been measured with it; "": neither."""
-    engine, inputs = candidate.engine, candidate.inputs
+    engine = candidate.engine
+    inputs = candidate.inputs
     kinds = {group.kind for group in candidate.built_model.attention}
     reasons = (
         (OFFLOAD_FLAG not in engine.flags, f"{engine.ref} has no flag --{OFFLOAD_FLAG}"),
@@ -98,7 +101,8 @@ def _free_ram(candidate: Candidate) -> tuple[int, str]:
     They are a part of the RAM that other programs and engines leave, within the shared memory that
     they lie in.
     """
-    machine, promised_bytes = candidate.inputs.hardware, candidate.inputs.promised_bytes
+    machine = candidate.inputs.hardware
+    promised_bytes = candidate.inputs.promised_bytes
     free_bytes = (available_ram(machine, promised_bytes) - _PROGRAM_BYTES) // _RAM_PARTS
     if machine.shm_bytes is None:
         return free_bytes, "RAM"

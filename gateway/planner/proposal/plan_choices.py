@@ -22,7 +22,8 @@ def pipeline_parallel(candidate: Candidate) -> Choice[int]:
 
 
 def data_parallel(candidate: Candidate, sizes: Sizes) -> Choice[int]:
-    dp, tp = candidate.variant.dp, candidate.variant.tp
+    dp = candidate.variant.dp
+    tp = candidate.variant.tp
     if candidate.inputs.wish.data_parallel or "data-parallel-size" in candidate.args:
         return int_choice(dp, "set by the user", "user")
     if dp == 1:
@@ -47,7 +48,9 @@ def expert_parallel(candidate: Candidate) -> Choice[bool]:
 
 
 def kv_cache_dtype(candidate: Candidate) -> Choice[str]:
-    value, spec, engine = candidate.variant.kv_dtype, candidate.inputs.spec, candidate.engine
+    value = candidate.variant.kv_dtype
+    spec = candidate.inputs.spec
+    engine = candidate.engine
     plain_reason = "the dtype of the activations" if value == "auto" else _DECLARED_CACHE
     reason, source = _reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", plain_reason)
     if reason != _DECLARED_CACHE:
@@ -97,7 +100,8 @@ def _loaded_as(candidate: Candidate, named_method: str) -> str:
 
 
 def quantization(candidate: Candidate) -> Choice[str]:
-    quant, variant = candidate.inputs.spec.quant, candidate.variant
+    quant = candidate.inputs.spec.quant
+    variant = candidate.variant
     if "quantization" in candidate.args:
         return str_choice(variant.quantization, "set by the user", "user")
     if variant.quantization:
@@ -110,11 +114,13 @@ def quantization(candidate: Candidate) -> Choice[str]:
 
 def parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
     """The parser of tool calls, and that of thoughts."""
-    writing, engine = candidate.inputs.writing, candidate.engine
+    writing = candidate.inputs.writing
+    engine = candidate.engine
     if writing is None:
         tools = reasoning = str_choice(NO_PARSER, "no table of parsers is at hand", "planner")
     else:
-        tools, reasoning = writing.tool_parser(engine), writing.reasoning_parser(engine)
+        tools = writing.tool_parser(engine)
+        reasoning = writing.reasoning_parser(engine)
     chosen_parsers = {TOOLS_FLAG: tools, REASONING_FLAG: reasoning}
     for flag in chosen_parsers.keys() & candidate.args.keys():
         chosen_parsers[flag] = str_choice(str(candidate.args[flag]), "set by the user", "user")
@@ -122,7 +128,8 @@ def parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
 
 
 def sleep_choice(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> Choice[bool]:
-    inputs, ranks = candidate.inputs, max(1, len(candidate.gpus))
+    inputs = candidate.inputs
+    ranks = max(1, len(candidate.gpus))
     evidence = (inputs.facts, sizes.scope, sizes.memory, ranks, inputs.hardware.ram_total_bytes)
     return sleep_mode.choose_sleep_mode(
         candidate.engine,
@@ -139,7 +146,8 @@ _NO_OVERRIDES = str_choice("none", "the engine's own choice of kernels is sound"
 
 def loras(candidate: Candidate) -> Choice[str]:
     """The adapters, with their bytes on each rank."""
-    adapters, engine = candidate.inputs.adapters, candidate.engine
+    adapters = candidate.inputs.adapters
+    engine = candidate.engine
     if not adapters:
         return str_choice("none", "none was requested", "user")
     adapter_bytes = candidate.adapter_bytes
@@ -170,7 +178,8 @@ def all_reduce(candidate: Candidate, link_failures: Mapping[str, Fact]) -> Choic
         return bool_choice(
             not candidate.args["disable-custom-all-reduce"], "set by the user", "user"
         )
-    span, gpus = candidate.inputs.span, candidate.gpus
+    span = candidate.inputs.span
+    gpus = candidate.gpus
     if span and candidate.variant.tp > span.gpus_each:
         return bool_choice(False, "GPUs of several nodes sum up over the network", "planner")
     # Ranks that share a layer are on one node.

@@ -42,11 +42,14 @@ def engine_variables(
                 "disabled", ("kernels that the engine is kept from", "planner")
             )
         elif global_env.get(name) == value:
-            reason, source = "set for all engines", "FITSERVE_ENGINE_ENV"
+            reason = "set for all engines"
+            source = "FITSERVE_ENGINE_ENV"
         elif name in NO_PROXY:
-            reason, source = "the engine asks itself over loopback, past the proxy", "planner"
+            reason = "the engine asks itself over loopback, past the proxy"
+            source = "planner"
         else:
-            reason, source = "set by the user", "user"
+            reason = "set by the user"
+            source = "user"
         variables_found[name] = str_choice(value, reason, source)
     return variables_found
 

@@ -72,7 +72,8 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
         else []
     )
     pages = min(candidate.inputs.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
-    kept_bytes, promised_bytes = max(map(host_reserve_bytes, candidate.gpus)), memory.promised_bytes
+    kept_bytes = max(map(host_reserve_bytes, candidate.gpus))
+    promised_bytes = memory.promised_bytes
     figures = (
         f"GPU and host share {gib(total)}, of which {gib(free_bytes)} are free: the engine takes"
         f" {gib(promised_bytes)}, and {gib(max(0, free_bytes - promised_bytes))} stay for the host"
@@ -154,7 +155,9 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
 
 def _rule_warnings(candidate: Candidate) -> list[str]:
     """The warnings about guesses and missing rules."""
-    spec, evidence, built_model = candidate.inputs.spec, candidate.evidence, candidate.built_model
+    spec = candidate.inputs.spec
+    evidence = candidate.evidence
+    built_model = candidate.built_model
     warnings = []
     if (spec.guessed or not built_model.is_known) and evidence.answer is None:
         guessed = (
@@ -200,7 +203,8 @@ def _rule_warnings(candidate: Candidate) -> list[str]:
 
 def _load_warnings(candidate: Candidate) -> list[str]:
     """The warnings about quantization while loading, unequal stages, and expected speed."""
-    spec, warnings = candidate.inputs.spec, []
+    spec = candidate.inputs.spec
+    warnings = []
     if candidate.variant.quantization and spec.quant is None:
         quantization = candidate.variant.quantization
         warnings.append(
@@ -232,7 +236,8 @@ def _load_warnings(candidate: Candidate) -> list[str]:
 
 def _format_warnings(candidate: Candidate) -> list[str]:
     """The warning that this GPU has no products in the format of the weights."""
-    table, gpus = candidate.inputs.gpus, candidate.gpus
+    table = candidate.inputs.gpus
+    gpus = candidate.gpus
     if table is None or not gpus:
         return []
     formats = sorted(
@@ -252,7 +257,8 @@ def _format_warnings(candidate: Candidate) -> list[str]:
 
 def _variable_warnings(candidate: Candidate) -> list[str]:
     """The warning for variables of FITSERVE_ENGINE_ENV with this engine's prefix that it lacks."""
-    engine, inputs = candidate.engine, candidate.inputs
+    engine = candidate.engine
+    inputs = candidate.inputs
     prefixes = candidate.rules.env_prefixes
     missing_names = [
         name
@@ -284,7 +290,8 @@ def _unfollowed_variables(candidate: Candidate) -> list[str]:
 
 def _answer_limit_warnings(candidate: Candidate, sizes: Sizes) -> list[str]:
     """The warning that the model's own files end answers early."""
-    limit, args = candidate.inputs.spec.answer_limit, candidate.args
+    limit = candidate.inputs.spec.answer_limit
+    args = candidate.args
     if (
         limit is None
         or limit >= sizes.context.value

@@ -8,7 +8,8 @@ from gateway.domain import Choice, Scalar, str_choice
 from gateway.domain.choice import ONE_CLASS
 from gateway.engines.common.candidate import Candidate
 
-ARRIVAL_ORDER, PRIORITY_ORDER = "arrival", "priority"
+ARRIVAL_ORDER = "arrival"
+PRIORITY_ORDER = "priority"
 # Source: Scheduler.schedule in vllm/v1/core/sched/scheduler.py of 0.33.0, and preempt_to_schedule
 # in sglang/srt/managers/schedule_policy.py of 0.5.23.
 _COST = "where its memory is short, the last class gives its place up, and is computed again"
@@ -23,7 +24,8 @@ _DIVISIBLE_KINDS = frozenset({"full", "sliding", "mla"})
 
 def request_order(candidate: Candidate) -> Choice[str]:
     """The order of waiting requests within the engine."""
-    engine, args = candidate.engine, candidate.args
+    engine = candidate.engine
+    args = candidate.args
     flags = candidate.rules.priority_flags(engine)
     switch = next(iter(flags), "")
     if switch in args:

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 # Variants that are read, seconds for all, concurrent reads, and forms that are shown.
-_MAX_READ, _LIMIT_S, _MAX_READERS, _MAX_ALTERNATIVES = 8, 6.0, 4, 5
+_MAX_READ = 8
+_LIMIT_S = 6.0
+_MAX_READERS = 4
+_MAX_ALTERNATIVES = 5
 # Verdicts that no other form of the model cures.
 _FORMLESS_VERDICTS = {
     "unsupported_architecture",
@@ -193,8 +196,11 @@ def _extension(unplanned_model: UnplannedModel) -> str:
     Versions of vLLM read a scaled limit or `max_position_embeddings`, SGLang the latter: both are
     set.
     """
-    spec, wish = unplanned_model.spec, unplanned_model.wish
-    least_context, limit, config = wish.least_context, spec.max_position, spec.config
+    spec = unplanned_model.spec
+    wish = unplanned_model.wish
+    least_context = wish.least_context
+    limit = spec.max_position
+    config = spec.config
     is_plain = config.get("rope_theta") is not None and not config.get("rope_scaling")
     is_overridden = any(name.replace("_", "-") in CONFIG_FLAGS for name in wish.args)
     if least_context is None or least_context <= limit or not is_plain or is_overridden:
@@ -272,7 +278,8 @@ def _is_too_large(unplanned_model: UnplannedModel, decision: Decision, bits: int
 
     Then no layout has a plan, and none is looked for. Offloaded weights are in no budget.
     """
-    wish, spec = unplanned_model.wish, unplanned_model.spec
+    wish = unplanned_model.wish
+    spec = unplanned_model.spec
     full_bits = 32 if "float32" in (wish.dtype, spec.dtype) else 16
     return not any("offload" in name for name in wish.args) and all(
         rejection.memory.weights_bytes * bits > rejection.memory.budget_bytes * full_bits
@@ -286,7 +293,8 @@ def _variants(unplanned_model: UnplannedModel, hub: Hub) -> Iterator[tuple[str, 
     """Quantized variants of the repository, as many as are read in time."""
     from concurrent.futures import ThreadPoolExecutor, wait  # not before a repository is read
 
-    repo, end = unplanned_model.wish.source or "", time.monotonic() + _LIMIT_S
+    repo = unplanned_model.wish.source or ""
+    end = time.monotonic() + _LIMIT_S
     if not REPOSITORY.fullmatch(repo) or unplanned_model.spec.revision is None:
         return
     readers = ThreadPoolExecutor(_MAX_READERS, thread_name_prefix="variant")

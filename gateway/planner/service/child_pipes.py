@@ -14,7 +14,8 @@ def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
 
     The pipes are copies, so that no print mixes with answers and no input reads requests.
     """
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     return requests, answers

@@ -78,7 +78,9 @@ class EngineCheck:
         problems: Mapping[str, str] | None = None,
         pins: Mapping[str, str] | None = None,
     ) -> None:
-        self._inquirer, self._machine, self._model = inquirer, machine, model
+        self._inquirer = inquirer
+        self._machine = machine
+        self._model = model
         self._limit_s, self._end = limit_s, time.monotonic() + limit_s
         is_short = limit_s < REQUESTED_LIMIT_S
         self._cure = " `fitserve plan MODEL --check` gives it more time." if is_short else ""

@@ -94,11 +94,13 @@ class MachinePlanner:
         self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
     ) -> PlanResult:
         request = replace(await self._add_machine(request), include_files=True)
-        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        load = os.getloadavg()[0]
+        cores = len(os.sched_getaffinity(0))
         limit_s = min(limit_s, check_limit_s(load, cores))
         result = await self._plan_for_check(request)
         if result.questions:
-            engine, start_s = result.questions[0].engine, time.monotonic()
+            engine = result.questions[0].engine
+            start_s = time.monotonic()
             try:
                 has_learned = await learn_engine(
                     exact(engine, request.pins), self.profiles, self.inquirer, limit_s

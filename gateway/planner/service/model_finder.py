@@ -34,17 +34,21 @@ if TYPE_CHECKING:
 __all__ = ["USES", "ModelFinder", "ModelSearch", "find_models", "fitting_parameters"]
 
 # Seconds for all reads, concurrent reads, and quantized variants of a model that are read.
-_LIMIT_S, _CONCURRENT_READS, _MAX_VARIANTS = 60.0, 8, 3
+_LIMIT_S = 60.0
+_CONCURRENT_READS = 8
+_MAX_VARIANTS = 3
 # Tokens/s of a single request. People read ten, and a model thinks before it answers.
 _CHAT_SPEED = 15.0
 # Tokens that a suggestion takes: a conversation with files, or a page to embed.
-_CHAT_CONTEXT, _PASSAGE_TOKENS = COMFORTABLE_CONTEXT, 2048
+_CHAT_CONTEXT = COMFORTABLE_CONTEXT
+_PASSAGE_TOKENS = 2048
 # A model below this part of the largest that fits leaves most of the machine idle.
 _SIZE_PARTS = 8
 # Models made for code that come before general ones.
 _CODE_LEADERS = 2
 # The fewest bytes of a parameter, and the part of the largest model that is still asked for.
-_PARAMETER_BYTES, _SIZE_RANGE = 0.5, 16
+_PARAMETER_BYTES = 0.5
+_SIZE_RANGE = 16
 
 
 SearchPhase = Literal["reading", "planning"]
@@ -153,7 +157,9 @@ class ModelFinder:
         use: the tasks and abilities that models must have.
         report: is called for each model that was read or planned.
         """
-        self._planner, self._machine, self._use = planner, machine, use
+        self._planner = planner
+        self._machine = machine
+        self._use = use
         self._report = report
         self._end_s = time.monotonic() + _LIMIT_S
 
@@ -202,7 +208,9 @@ class ModelFinder:
 
     def _read_specs(self, models: Sequence[FoundModel]) -> dict[str, ModelSpec | FitserveError]:
         """The specs by name, or why there is none."""
-        lock, count, is_over = Lock(), itertools.count(1), Event()
+        lock = Lock()
+        count = itertools.count(1)
+        is_over = Event()
 
         def read(model: FoundModel) -> ModelSpec:
             try:
@@ -297,7 +305,8 @@ def _attach_plan(
     bytes_in_all = plan.memory.weights_bytes * max(1, len(plan.gpus))
     tokens_s = plan.speed.stream.value if plan.speed is not None and spec.generates else None
     is_slow = tokens_s is not None and tokens_s < _CHAT_SPEED
-    context, bits = plan.max_model_len.value, _bits(spec.quant)
+    context = plan.max_model_len.value
+    bits = _bits(spec.quant)
     least_context = _CHAT_CONTEXT if spec.generates else _PASSAGE_TOKENS
     plan_shortcomings = (*shortcomings(plan, wanted_context(spec, wish, {})), is_slow)
     return judged_model.evolve(

@@ -102,7 +102,9 @@ class ModelPlanner:
         startable: engine versions that may start; None for every version.
         model_name: the name of the model in messages.
         """
-        wish, profiles, spec = request.wish, self.profiles, model.spec
+        wish = request.wish
+        profiles = self.profiles
+        spec = model.spec
         machine = request.machine or profiles.hardware(request.machine_name)
         engines, uninstalled_engines = self._split_engines(
             request, machine, startable, model_name or wish.name
@@ -182,7 +184,8 @@ class ModelPlanner:
         from gateway.engines.common.speed import client_traffic
         from gateway.engines.registry import engine_kind
 
-        profiles, engine = self.profiles, self.profiles.engine_in_image(running_traffic.plan.engine)
+        profiles = self.profiles
+        engine = self.profiles.engine_in_image(running_traffic.plan.engine)
         gpu_facts = [fact for fact in facts if fact.kind == "machine_speed"]
         tables = client_traffic.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
         kind = engine_kind(engine.kind)
@@ -233,7 +236,8 @@ class ModelPlanning(FrozenRecord, frozen=True):
         return decision
 
     def _decide(self, inputs: PlanningInput, engines: Sequence[Engine]) -> Decision:
-        rules, cluster = self.profiles.rules(engines), self.request.cluster
+        rules = self.profiles.rules(engines)
+        cluster = self.request.cluster
         if cluster is None:
             return decide(inputs, engines, rules)
         # Not for one machine.
@@ -260,7 +264,8 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
         "": the text is not requested, or there is no choice.
         """
-        request, wish = self.request, self.base.wish
+        request = self.request
+        wish = self.base.wish
         if not request.include_uninstalled or request.cluster is not None:
             return ""
         gpus = len(self.base.hardware.usable().gpus)
@@ -298,7 +303,8 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
     def rival(self, decision: Decision) -> Rival | None:
         """A plan that should be better than the running one."""
-        running_traffic, facts = self.request.running, KnownFacts(self.facts)
+        running_traffic = self.request.running
+        facts = KnownFacts(self.facts)
         if running_traffic is None:
             return None
         from gateway.engines.common.speed.rival import rival
@@ -329,7 +335,8 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
     def _choose_offers(self) -> Decision:
         """The decision with the fewest offers of other models that its plan needs."""
-        offers, inputs = self.base.sharing.offers, self.base
+        offers = self.base.sharing.offers
+        inputs = self.base
         if not offers:
             return self.decide()
         from gateway.planner.sharing.offers import decide_with_offers

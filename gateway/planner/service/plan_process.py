@@ -92,7 +92,8 @@ class PlanProcess:
 
     async def close(self) -> None:
         """End the child."""
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             await kill(child)
 
@@ -130,7 +131,8 @@ class PlanProcess:
 
         None: as in `kill`.
         """
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         assert child is not None  # noqa: S101
         with suppress(TimeoutError):
             # The child is not killed immediately: `kill` looks for a living child, and would lose

@@ -164,7 +164,8 @@ def _checked_size(decision: Decision) -> bytes:
 
 def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> list[bytes]:
     """The frames of an answer, also for a request that fails."""
-    answer, result = PlanAnswer(), PlanResult(None, "")
+    answer = PlanAnswer()
+    result = PlanResult(None, "")
     try:
         result = worker.plan(request, facts)
     except Exception as error:

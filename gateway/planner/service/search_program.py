@@ -58,7 +58,8 @@ def search_models(
 
     Raises BadRequest, BadModel.
     """
-    words, use = request.words, request.use
+    words = request.words
+    use = request.use
     machine = drop_engines(request.machine, request.held_bytes)
     hub = Hub(
         config.hf_endpoint,
@@ -85,14 +86,16 @@ class ProgressFrames:
 
     def __init__(self, answers: BinaryIO) -> None:
         self._answers = answers
-        self._next_s, self._phase = 0.0, ""
+        self._next_s = 0.0
+        self._phase = ""
 
     def __call__(self, phase: SearchPhase, count: int, total: int) -> None:
         """Send the progress, unless a frame of this phase was sent just before."""
         now_s = time.monotonic()
         if phase == self._phase and now_s < self._next_s:
             return
-        self._next_s, self._phase = now_s + _PROGRESS_S, phase
+        self._next_s = now_s + _PROGRESS_S
+        self._phase = phase
         progress = SearchProgress(phase, count, total)
         self._answers.write(pack([json.dumps(progress._asdict()).encode()]))
         self._answers.flush()

@@ -125,7 +125,8 @@ class _OfferSearch:
 
     def fewest(self, offers: Sequence[Offer], goal: tuple[bool, ...]) -> tuple[Offer, ...]:
         """The first offers that reach the goal, without those that it does not need."""
-        low, high = 1, len(offers)
+        low = 1
+        high = len(offers)
         while low < high:
             middle = (low + high) // 2
             reaches = self.losses(offers[:middle]) <= goal

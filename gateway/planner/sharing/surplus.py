@@ -20,7 +20,8 @@ from gateway.planner.flags import MEMORY_FLAGS
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, UNCERTAINTY_PARTS
 
 # An offer below 512 MiB, or below a 25th of the GPU's memory, is not worth a restart.
-_MIN_OFFER_BYTES, _MIN_SHARE = 512 * MIB, 25
+_MIN_OFFER_BYTES = 512 * MIB
+_MIN_SHARE = 25
 # An engine's share of a GPU is in hundredths.
 _STEP = 100
 
@@ -31,7 +32,8 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
     At least one whole context stays, and enough for the wished number of requests. No offers if the
     user set the size or pinned the model: giving means a restart.
     """
-    memory, flags = plan.memory, {name.replace("_", "-") for name in wish.args}
+    memory = plan.memory
+    flags = {name.replace("_", "-") for name in wish.args}
     if (
         wish.policy.pinned
         or not plan.gpus
@@ -124,7 +126,9 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
     attempts: the attempts of the model for its present wish, oldest first.
     caps: the last cap of each copy of every other model.
     """
-    capped_attempt, served_attempt, name = None, None, ""
+    capped_attempt = None
+    served_attempt = None
+    name = ""
     for attempt in attempts:
         name = attempt.model
         capped_attempt = attempt if attempt.plan.cap is not None else capped_attempt

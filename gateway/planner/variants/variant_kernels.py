@@ -33,8 +33,12 @@ class VariantKernels:
         env: dict[str, str],
         layouts: SharedLayouts,
     ) -> None:
-        self.inputs, self.engine, self.rules = inputs, engine, rules
-        self.canonical, self.env, self.layouts = canonical, env, layouts
+        self.inputs = inputs
+        self.engine = engine
+        self.rules = rules
+        self.canonical = canonical
+        self.env = env
+        self.layouts = layouts
         self._refused_kernels: dict[str, ObservedRefusals] = {}
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
         self._kernel_rows: dict[Hashable, tuple[LayerKernel, ...]] = {}
@@ -52,7 +56,8 @@ class VariantKernels:
     def _choose_kernels(
         self, built_model: BuiltModel, rank: Rank, variant: Variant
     ) -> tuple[LayerKernel, ...]:
-        spec, capability = self.inputs.spec, rank.capability
+        spec = self.inputs.spec
+        capability = rank.capability
         if capability not in self._refused_kernels:
             self._refused_kernels[capability] = refused_before(
                 self.inputs.facts, self.engine, capability
@@ -97,7 +102,8 @@ class VariantKernels:
             has_drafter,
         )
         if key not in self._backends:
-            spec, args = self.inputs.spec, {**dict(variant.backends), **self.canonical}
+            spec = self.inputs.spec
+            args = {**dict(variant.backends), **self.canonical}
             if has_drafter:
                 rows = self.rules.drafter_attention(groups, rank, spec, self.inputs.drafter, args)
             else:

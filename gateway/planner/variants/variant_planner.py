@@ -50,8 +50,12 @@ class VariantPlanner:
     """
 
     def __init__(self, kernels: VariantKernels) -> None:
-        self.inputs, self.engine, self.rules = kernels.inputs, kernels.engine, kernels.rules
-        self.canonical, self.env, self.layouts = kernels.canonical, kernels.env, kernels.layouts
+        self.inputs = kernels.inputs
+        self.engine = kernels.engine
+        self.rules = kernels.rules
+        self.canonical = kernels.canonical
+        self.env = kernels.env
+        self.layouts = kernels.layouts
         self.gaps: list[RuleGap] = []
         self._traits = relevant_traits(self.inputs.spec, self.engine.traits)
         self._kernels = kernels
@@ -97,7 +101,8 @@ class VariantPlanner:
         except RefusalError as error:
             if answer is None:
                 raise error.copy_with_question(ask()) from None
-            candidate, refusal = placed_candidate, error
+            candidate = placed_candidate
+            refusal = error
         if answer is not None:
             self.gaps += gaps(ask(), candidate, refusal, answer)
         if answer is not None and not answer.refusal_text:
@@ -147,7 +152,8 @@ class VariantPlanner:
 
         batch: the batch without the drafter.
         """
-        evidence, facts = candidate.evidence, self.inputs.facts
+        evidence = candidate.evidence
+        facts = self.inputs.facts
         refusal: RefusalError | None = None
         try:
             gate_kernels(evidence, self.engine, facts, candidate.rank.capability or None)
@@ -172,7 +178,8 @@ class VariantPlanner:
 
     def place(self, variant: Variant) -> Candidate:
         """The variant on its GPUs, without kernels and sizes. Raises RefusalError."""
-        inputs, engine = self.inputs, self.engine
+        inputs = self.inputs
+        engine = self.engine
         built_model = self._build_layers(variant)
         if variant.tp > 1 and keeps_tower_whole(inputs, engine, built_model, variant.tp):
             built_model = replicate_tower(built_model)
@@ -200,7 +207,9 @@ class VariantPlanner:
 
     def _predict_kernels(self, placed_candidate: Candidate) -> Candidate:
         """The candidate with the kernels that the rules predict. Raises RefusalError."""
-        inputs, engine, rules = self.inputs, self.engine, self.rules
+        inputs = self.inputs
+        engine = self.engine
+        rules = self.rules
         built_model = placed_candidate.built_model
         variant = placed_candidate.variant
         gpus = placed_candidate.gpus
@@ -284,7 +293,8 @@ class VariantPlanner:
 
     def _check_schemes(self, built_model: BuiltModel, variant: Variant) -> None:
         """Raise Refused unless the rules know how this version computes the quantized weights."""
-        engine, source = self.engine, f"profile {self.engine.ref}"
+        engine = self.engine
+        source = f"profile {self.engine.ref}"
         method = self.inputs.spec.quant.method if self.inputs.spec.quant else variant.quantization
         if not method:
             return

@@ -38,7 +38,8 @@ class AnswerRate:
 
         key: the name of the key; empty: none.
         """
-        now, caller = self._clock(), (key, client_network(address))
+        now = self._clock()
+        caller = (key, client_network(address))
         over_at = max(now, self._over_at.pop(caller, now)) + 1 / PER_S
         wait_s = max(0.0, over_at - now - BURST / PER_S)
         if wait_s > MAX_DELAY_S:

@@ -197,7 +197,8 @@ class Keys:
 
     def _replace_sessions(self, sessions: Iterable[Key]) -> None:
         """Make these the keys of people's pages, next to all other keys."""
-        former_sessions, self._sessions = self._sessions, {key.digest: key for key in sessions}
+        former_sessions = self._sessions
+        self._sessions = {key.digest: key for key in sessions}
         other_keys = [
             key
             for key in self.table.keys.values()

@@ -60,7 +60,8 @@ class BudgetBook:
 
     def group_budget(self, name: str, grants: Iterable[Grant]) -> list[KeyBudget]:
         """The budget of a group, if it has limits."""
-        owner, budget = f"group {name}", self.groups.get(name)
+        owner = f"group {name}"
+        budget = self.groups.get(name)
         if budget is None:
             return [KeyBudget(owner, 0, (), is_lost=True)]
         if not (limits := build_limits(budget)):
@@ -89,7 +90,8 @@ class BudgetBook:
 
     def _seed(self, keys: Collection[str], today: Calendar) -> Usage:
         """The stored usage of these keys in the present day and month."""
-        day, month = Amounts(), Amounts()
+        day = Amounts()
+        month = Amounts()
         for row in self._stored_usage(first_day(today), today.day):
             if row.key in keys:
                 month = month.plus(cost := self._cost(row))

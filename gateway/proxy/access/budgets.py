@@ -174,7 +174,8 @@ class Charge:
 
     def record_engine_request(self, in_flight: int, now: float) -> None:
         """Note that an engine is asked. in_flight: requests at the engine, this one included."""
-        self._asked_at, self._in_flight = now, in_flight
+        self._asked_at = now
+        self._in_flight = in_flight
 
     def leave(self, gpus: int, in_flight: int, now: float) -> None:
         """Count the time at an engine with that many GPUs."""
@@ -196,7 +197,8 @@ class Charge:
 
     def headers(self) -> Iterator[tuple[bytes, bytes, bytes, float]]:
         """Each limit: its name, amount and remaining amount, and the seconds until it is full."""
-        today, now = Calendar.today(), time.time()
+        today = Calendar.today()
+        now = time.time()
         for budget in self.budgets:
             usage = self._teller.ledger.read(budget.row, today)
             prefix = "" if budget.owner.startswith("key ") else "group-"
@@ -208,7 +210,8 @@ class Charge:
 
     def quotas(self) -> Iterator[Quota]:
         """The limits of requests and tokens that refuse a request once they are spent."""
-        today, now = Calendar.today(), time.time()
+        today = Calendar.today()
+        now = time.time()
         for budget in self.budgets:
             if budget.is_soft:
                 continue
@@ -270,7 +273,8 @@ class BudgetAdmission:
 
         reserved_on: the day of the reservation, which a new day or month does not contain.
         """
-        today, difference = Calendar.today(), cost.minus(reservation)
+        today = Calendar.today()
+        difference = cost.minus(reservation)
         day_cost = difference if today.day == reserved_on.day else cost
         month_cost = difference if today.month == reserved_on.month else cost
         for budget in budgets:

@@ -37,18 +37,21 @@ class FailedLogins:
 
     def count_wrong_key(self, address: str) -> None:
         """Count a wrong key. Raises RateLimited after too many."""
-        now, network = self._clock(), client_network(address).encode()
+        now = self._clock()
+        network = client_network(address).encode()
         with self._lock:
             count, start = self._table.get(network)
             if not count or now - start >= WINDOW_S:
-                start, count = int(now), 0
+                start = int(now)
+                count = 0
             self._table.store(network, count + 1, start)
         if count >= MAX_FAILURES:
             raise _rate_error(start + WINDOW_S - now)
 
     def accept_guessable_key(self, address: str, digest: bytes) -> None:
         """Accept a guessable key. Raises RateLimited if it may have been guessed just now."""
-        now, login = self._clock(), address.encode() + digest
+        now = self._clock()
+        login = address.encode() + digest
         if self._table.get(login)[0]:
             return
         count, start = self._table.get(client_network(address).encode())

@@ -370,7 +370,8 @@ class Keyring:
                 log.info("revoked keys are removed from the database now", keys=names)
 
     def _swap_keys(self, stored_keys: tuple[StoredKey, ...], *, is_closed: bool = False) -> None:
-        self.stored_keys, former_callers = stored_keys, self._callers
+        self.stored_keys = stored_keys
+        former_callers = self._callers
         # One of thousands of keys changes, so the others stay as they are.
         self._callers = {
             id(key): former_callers.get(id(key)) or (key, self._caller_of(key))

@@ -28,7 +28,8 @@ log = logging.getLogger("fitserve.budgets")
 
 FILE = "budgets"
 ROWS = 16 * 1024
-GPU_UNITS, MONEY_UNITS = 10**6, 10**9
+GPU_UNITS = 10**6
+MONEY_UNITS = 10**9
 _DAY_S = 86_400
 _ROW = struct.Struct("<16sIIII8Q")
 _ROW_BYTES = 128
@@ -119,7 +120,8 @@ class Ledger:
     def read(self, row: int, today: Calendar) -> Usage:
         """The usage of a row. Counts of another day or month are 0. Raises StoreError."""
         _, day, month, warnings, _, *counts = self._unpack(row)
-        is_today, is_month = _is_current(today.day, day), _is_current(today.month, month)
+        is_today = _is_current(today.day, day)
+        is_month = _is_current(today.month, month)
         return Usage(
             Amounts(*counts[:4]) if is_today else NO_AMOUNTS,
             Amounts(*counts[4:]) if is_month else NO_AMOUNTS,
@@ -134,7 +136,8 @@ class Ledger:
         """Add to a row, under its lock. Raises StoreError."""
         with self.lock(row):
             usage = self.read(row, today)
-            day, month = usage.day.plus(day_cost), usage.month.plus(month_cost)
+            day = usage.day.plus(day_cost)
+            month = usage.month.plus(month_cost)
             self.write(row, today, usage._replace(day=day, month=month))
 
     def close(self) -> None:

@@ -70,7 +70,8 @@ class MediaHosts:
 
     def unresolved_hosts(self, body: bytes | bytearray) -> list[str]:
         """The hosts of a body's media whose names have to be resolved. Raises BadRequest."""
-        now, unknown_hosts = -1.0, []
+        now = -1.0
+        unknown_hosts = []
         for host in media_urls.hosts(body):
             now = asyncio.get_running_loop().time() if now < 0 else now
             is_allowed = self.verdict(host, now)
@@ -88,7 +89,8 @@ class MediaHosts:
 
     async def _is_public(self, host: str) -> bool:
         """Whether all addresses of a name are public. Raises Busy."""
-        host, loop = host.lower(), asyncio.get_running_loop()
+        host = host.lower()
+        loop = asyncio.get_running_loop()
         if host not in self._lookups:
             if len(self._lookups) >= _MAX_LOOKUPS:
                 raise Busy(

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from gateway.proxy.access.ledger import GPU_UNITS, MONEY_UNITS
 
 ANY_MODEL = "*"
-_MILLION, _HOUR_S = 10**6, 3600
+_MILLION = 10**6
+_HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ class Bucket:
         return min(self.size, self._level + (now - self._at) * self.size / MINUTE_S)
 
     def draw(self, count: int, now: float) -> None:
-        self._level, self._at = self.level(now) - count, now
+        self._level = self.level(now) - count
+        self._at = now
 
     def wait_s(self, level: float, now: float) -> float:
         """Seconds until the bucket has this level."""
@@ -132,9 +133,11 @@ def _quota_headers(
 ) -> Iterator[tuple[bytes, bytes]]:
     """The headers of one limit. full_s: seconds until all of it is there."""
     if shape == "anthropic":
-        name, reset = b"anthropic-ratelimit-" + unit + b"-%b", _moment(full_s)
+        name = b"anthropic-ratelimit-" + unit + b"-%b"
+        reset = _moment(full_s)
     else:
-        name, reset = b"x-ratelimit-%b-" + unit, _duration(full_s)
+        name = b"x-ratelimit-%b-" + unit
+        reset = _duration(full_s)
     yield name % b"limit", size
     yield name % b"remaining", remaining
     yield name % b"reset", reset

@@ -107,11 +107,13 @@ class Scopes:
     def find(self, scope: types.Scope) -> tuple[Match, str]:
         """The best match of the routes, and the path of that route. Partial: the route accepts
         other methods."""
-        best_match, path = Match.NONE, ""
+        best_match = Match.NONE
+        path = ""
         for route in self.routes:
             match, _ = route.matches(scope)
             if match is Match.FULL:
                 return match, route.path
             if match is Match.PARTIAL:
-                best_match, path = match, route.path
+                best_match = match
+                path = route.path
         return best_match, path

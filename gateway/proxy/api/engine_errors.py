@@ -63,7 +63,8 @@ def engine_error(status: int, body: bytes | bytearray, endpoint: Endpoint) -> by
         return dump(_anthropic_envelope(status, content, error, endpoint))
     message, param = _message(status, content, error, endpoint)
     general_error = _general_error(status)
-    kind, code = error.get("type"), error.get("code")
+    kind = error.get("type")
+    code = error.get("code")
     return dump(
         {
             "error": {

@@ -104,7 +104,8 @@ class BodyBudget:
             raise full_budget_error()
         if self._owners_beyond_limit.setdefault(owner.account, owner) is owner:
             return True
-        share.is_waiting, share.checked_at = True, None
+        share.is_waiting = True
+        share.checked_at = None
         self._waiting_count += 1
         return False
 
@@ -113,7 +114,8 @@ class BodyBudget:
         the engine."""
         share = self._count_bytes(owner, size)
         self._stop_waiting(share)
-        share.is_pressed, share.checked_at = is_pressed, None
+        share.is_pressed = is_pressed
+        share.checked_at = None
         self._growing.pop(owner, None)
         self._continue_waiting()
 
@@ -142,7 +144,8 @@ class BodyBudget:
             if not self._waiting_count or not (share.is_waiting or share.is_pressed):
                 share.checked_at = None
             elif share.checked_at is None:
-                share.checked_at, share.moved_bytes = time, owner.moved_bytes
+                share.checked_at = time
+                share.moved_bytes = owner.moved_bytes
             elif share.is_waiting:
                 if time - share.checked_at >= self._wait_s:
                     owner.reject(full_budget_error())
@@ -160,7 +163,8 @@ class BodyBudget:
                         )
                     )
                 else:
-                    share.checked_at, share.moved_bytes = time, moved_bytes
+                    share.checked_at = time
+                    share.moved_bytes = moved_bytes
 
     def _count_bytes(self, owner: BodyOwner, size: int) -> _Share:
         share = self._shares.get(owner)

@@ -70,7 +70,8 @@ class FormReader:
         self._headers: dict[bytes, bytes] = {}
         self._name = self._header = b""
         self._has_model = self._is_in_model = False
-        self._value, self._value_at = b"", 0
+        self._value = b""
+        self._value_at = 0
         self._parser = MultipartParser(
             self.boundary,
             {
@@ -106,10 +107,12 @@ class FormReader:
 
     def _check_delimiters(self, data: bytes | bytearray) -> None:
         if self._trailer is not None:
-            joined_data, start = self._trailer + data, -1
+            joined_data = self._trailer + data
+            start = -1
             trailer: bytes | None = joined_data
         else:
-            joined_data, trailer = self._tail + data, None
+            joined_data = self._tail + data
+            trailer = None
             start = joined_data.find(self._line, 2)
         while start >= 0:
             end = start + len(self._line)
@@ -140,7 +143,8 @@ class FormReader:
         self._header += data[start:end]
 
     def _header_ends(self) -> None:
-        name, value = self._name.lower(), self._header
+        name = self._name.lower()
+        value = self._header
         self._name = self._header = b""
         if name in self._headers or _CONTROL.search(value):
             raise _ambiguous_form_error(
@@ -162,7 +166,8 @@ class FormReader:
         if name != b"model" or match["file"] or encoding not in _PLAIN_ENCODINGS or self._has_model:
             raise _ambiguous_form_error("`model` occurs twice, or is not a plain field", "model")
         self._has_model = self._is_in_model = True
-        self._value, self._value_at = b"", -1
+        self._value = b""
+        self._value_at = -1
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_in_model:

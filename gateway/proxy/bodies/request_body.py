@@ -75,7 +75,8 @@ def read_call(
         content = b'content-type: multipart/form-data; boundary="%b"\r\n' % form.boundary
     else:
         maker = routes.responses.maker_of(endpoint.id, key)
-        call, content = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker), b""
+        call = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker)
+        content = b""
     return call, _resolve_alias(call, table.find(call.model, key), table), content
 
 
@@ -83,7 +84,8 @@ def _resolve_alias(call: Call, route: ModelRoute, table: RouteTable) -> ModelRou
     """The route of the model itself where the call uses an alias: queues, limits and metrics belong
     to the model."""
     if route.alias_of:
-        call.requested_name, call.model = call.model, route.alias_of
+        call.requested_name = call.model
+        call.model = route.alias_of
         route = table.find(route.alias_of)
     return route
 

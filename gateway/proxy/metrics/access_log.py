@@ -54,7 +54,8 @@ class AccessLog(Metrics):
     def _log_exchange(
         self, exchange: Exchange, status: int, outcome: str, code: str | None
     ) -> None:
-        started_at, first = exchange.started_at, exchange.first_byte_at
+        started_at = exchange.started_at
+        first = exchange.first_byte_at
         prompt, completion, _ = exchange.usage
         _write_event(
             "request",

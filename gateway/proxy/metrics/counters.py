@@ -315,7 +315,8 @@ class Metrics(Meter):
         histogram.total += seconds
 
     def count_refusal(self, exchange: Exchange, error: FitserveError) -> None:
-        outcomes, outcome = self._series_of(exchange).outcomes, ("refused", error.status // 100)
+        outcomes = self._series_of(exchange).outcomes
+        outcome = ("refused", error.status // 100)
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
         if error.code == "engine_error":
             self._count_failure(exchange.model, "engine_error")
@@ -331,11 +332,13 @@ class Metrics(Meter):
             self._count_failure(exchange.model, "unreachable")
 
     def count_completion(self, exchange: Exchange) -> None:
-        outcome, status = exchange.outcome, exchange.answer.status // 100
+        outcome = exchange.outcome
+        status = exchange.answer.status // 100
         if outcome == "refused":
             return  # `count_refusal` follows
         series: _Series = exchange.counters or self._series_of(exchange)
-        duration, result = series.duration, (outcome, status)
+        duration = series.duration
+        result = (outcome, status)
         series.outcomes[result] = series.outcomes.get(result, 0) + 1
         seconds = exchange.plane.loop.time() - exchange.started_at
         duration.counts[bisect_left(DURATIONS, seconds)] += 1

@@ -57,7 +57,8 @@ class UsageCounter:
         today = int(time.time()) // _DAY_S
         self.add(UsageRow(today, *row_key, *counts) for row_key, counts in self._rows.items())
         self._rows = {}
-        dated_counts, self._dated_counts = self._dated_counts, {}
+        dated_counts = self._dated_counts
+        self._dated_counts = {}
         return tuple(UsageRow(*row_key, *counts) for row_key, counts in dated_counts.items())
 
     def add(self, rows: Iterable[UsageRow]) -> None:

@@ -121,7 +121,8 @@ class StreamedAnswer:
 
     def _add_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
         for position, piece in enumerate(calls):
-            index, call_count = piece.get("index", position), len(self._calls)
+            index = piece.get("index", position)
+            call_count = len(self._calls)
             call = self._calls.setdefault(index, ToolCall([], []))
             self._calls_length += _CALL_LENGTH * (len(self._calls) - call_count)
             function = piece.get("function") or {}
@@ -258,7 +259,8 @@ def model_card(card: Mapping[str, Any], facts: ModelCard) -> dict[str, Any]:
     }
     # Clients read the context at the key that begins with the architecture.
     family = facts.family or "fitserve"
-    context, parameters = card.get("max_model_len"), facts.parameters
+    context = card.get("max_model_len")
+    parameters = facts.parameters
     return {
         "modelfile": "",
         "parameters": "",

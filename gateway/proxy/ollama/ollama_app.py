@@ -128,9 +128,11 @@ class _OllamaCall:
     def __init__(self, plane: DataPlane, scope: Scope, receive: Receive, send: Send) -> None:
         self._plane = plane
         self._caller: ClientConnection = scope["extensions"]["fitserve"]["connection"]
-        self._method, self._path = scope["method"], scope["path"]
+        self._method = scope["method"]
+        self._path = scope["path"]
         self._headers = scope["headers"]
-        self._receive, self._send = receive, send
+        self._receive = receive
+        self._send = send
         self._start_s = time.time()
         self._first = 0.0
         self._has_started = False
@@ -322,7 +324,8 @@ class _OllamaCall:
 
     async def _body(self) -> Mapping[str, Any]:
         """The JSON object of the request. Raises BadRequest and TooLarge."""
-        data, limit = bytearray(), self._plane.limits.body_bytes
+        data = bytearray()
+        limit = self._plane.limits.body_bytes
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":

@@ -57,7 +57,8 @@ def chat_request(body: Mapping[str, Any]) -> OpenAIRequest:
 
 def generate_request(body: Mapping[str, Any]) -> OpenAIRequest:
     """The request of /api/generate. Raises BadRequest."""
-    prompt, fields = body.get("prompt") or "", _settings(body)
+    prompt = body.get("prompt") or ""
+    fields = _settings(body)
     if not isinstance(prompt, str):
         raise _wrong_field_error("prompt", "a text")
     if not prompt:
@@ -158,7 +159,8 @@ def _messages(messages: list[Any]) -> list[dict[str, Any]]:
 
 def _pop_call(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) -> Any:
     """The id of the call that this result of a tool answers, which is open no longer."""
-    id_, name = message.get("tool_call_id"), message.get("tool_name") or message.get("name")
+    id_ = message.get("tool_call_id")
+    name = message.get("tool_name") or message.get("name")
     for call in open_calls:
         if call[0] == id_ if id_ else name in (None, call[1]):
             open_calls.remove(call)
@@ -176,7 +178,8 @@ def _called_function(call: Any) -> dict[str, str]:
 
 
 def _message_content(message: Mapping[str, Any]) -> Any:
-    text, images = message.get("content") or "", message.get("images")
+    text = message.get("content") or ""
+    images = message.get("images")
     if not images:
         return text
     if not isinstance(images, list):

@@ -90,5 +90,6 @@ def pick_by_prefix(loads: Sequence[int], seeds: Sequence[int], tokens: int, key:
             mixed = key ^ seeds[position]
             rank = mixed * mixed * _HASH_FACTOR & _64_BITS
             if rank > best_rank:
-                best_position, best_rank = position, rank
+                best_position = position
+                best_rank = rank
     return best_position

@@ -38,7 +38,8 @@ class ModelsList:
         if name:
             return dump(models_answer(table, name, key))
         if table is not self._table or len(self._lists) >= _MAX_LISTS:
-            self._table, self._lists = table, {}
+            self._table = table
+            self._lists = {}
         rendered = self._lists.get(key.models)
         if rendered is None:
             rendered = self._lists[key.models] = dump(models_answer(table, name, key))

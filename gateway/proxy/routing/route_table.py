@@ -14,7 +14,8 @@ from gateway.proxy.routing.model_route import ModelRoute
 _MAX_NAME_CHARACTERS = 200
 # Names that an unknown one is compared with, and their length. The data plane waits meanwhile: for
 # a millisecond at most, if all are long and alike.
-_MAX_COMPARED_NAMES, _MAX_COMPARED_CHARACTERS = 8, 64
+_MAX_COMPARED_NAMES = 8
+_MAX_COMPARED_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ _BACKLOG = 2048
 def bind_shared_sockets(bound: socket.socket, count: int) -> list[socket.socket]:
     """`count` listening sockets at the address of `bound`, which reserved the port and is closed.
     Raises SettingsError."""
-    family, address = bound.family, bound.getsockname()
+    family = bound.family
+    address = bound.getsockname()
     bound.close()
     listeners: list[socket.socket] = []
     try:

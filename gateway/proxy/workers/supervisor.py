@@ -196,7 +196,8 @@ class Workers:
 
     def demand(self) -> dict[str, float]:
         """Models with waiting requests in any worker, and the seconds of the oldest."""
-        now, waits = time.monotonic(), dict[str, float]()
+        now = time.monotonic()
+        waits = dict[str, float]()
         for worker in self._running_workers.values():
             for name, start in worker.waiting_since.items():
                 waits[name] = max(waits.get(name, 0.0), now - start)

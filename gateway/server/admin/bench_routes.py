@@ -45,7 +45,8 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
     if rival is None:
         return None
     plan = rival.plan
-    engine, ranks = str(plan.engine), plan.tensor_parallel.value
+    engine = str(plan.engine)
+    ranks = plan.tensor_parallel.value
     return RivalView(
         words=rival_words(rival),
         command=(

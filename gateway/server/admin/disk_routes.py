@@ -95,7 +95,8 @@ class RemovedWeights(Value):
 async def disk(request: Request) -> DiskView:
     """The disk space of models and engines, and the models that need it."""
     models = gateway_of(request).loop.fleet.models
-    usage, users = await read_disk(_disk_job(request)), _models_by_snapshot(models)
+    usage = await read_disk(_disk_job(request))
+    users = _models_by_snapshot(models)
     revisions = [
         RevisionView(**entry, models=tuple(sorted(users.get((entry["repo"], entry["commit"]), ()))))
         for entry in usage.pop("revisions")
@@ -127,7 +128,8 @@ async def disk_of_models(request: Request) -> ModelsOnDisk:
     """The revisions and the folder on the disk of each model. No other repository and no engine is
     read."""
     gateway = gateway_of(request)
-    models, cache = gateway.loop.fleet.models, gateway.hub.disk
+    models = gateway.loop.fleet.models
+    cache = gateway.hub.disk
     revisions_by_model = {name: sorted(revisions(model)) for name, model in models.items()}
     folders = {
         name: Path(source)

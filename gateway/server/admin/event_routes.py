@@ -95,7 +95,8 @@ async def stream(
     )
     while True:
         batch = await log.events_after(number, model)
-        has_moved, number = batch.number != number, batch.number
+        has_moved = batch.number != number
+        number = batch.number
         if batch.has_gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
         elif batch.events:

@@ -58,7 +58,8 @@ async def list_facts(request: Request) -> Response:
         # Built row by row in a thread: a single step would hold the interpreter for a tenth of a
         # second.
         custom = {model.wish.image for model in [*fleet.models.values()] if model.wish.image}
-        images, shipped = profiles.images | custom, [(None, fact) for fact in profiles.facts]
+        images = profiles.images | custom
+        shipped = [(None, fact) for fact in profiles.facts]
         views = (
             FactView(id=id_, stale=stale_reason(fact, hardware.driver, images), fact=fact)
             for id_, fact in [*shipped, *learned_facts]

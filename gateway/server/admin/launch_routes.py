@@ -29,7 +29,8 @@ async def launch(
     """The command that starts a model's engine by its current or last plan, without keys and
     without folders of the gateway."""
     gateway = gateway_of(request)
-    launcher, model = gateway.launcher, gateway.loop.fleet.model(name)
+    launcher = gateway.launcher
+    model = gateway.loop.fleet.model(name)
     attempts = [attempt for replica in model.replicas for attempt in replica.attempts]
     if not attempts:
         raise Conflict(

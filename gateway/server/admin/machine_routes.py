@@ -25,7 +25,8 @@ async def list_machines(request: Request) -> MachineList:
     """The machines of the cluster with their states and engines, and the networks between them.
     Without a cluster there is none."""
     gateway = gateway_of(request)
-    machines, networks = gateway.host.machines, gateway.networks
+    machines = gateway.host.machines
+    networks = gateway.networks
     if machines is None or networks is None:
         return MachineList(data=())
     return MachineList(data=tuple(await machines.machine_views()), links=tuple(networks.links))

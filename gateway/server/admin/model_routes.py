@@ -92,11 +92,13 @@ async def add_model(
 @router.get("/models", response_model=ModelList)
 async def list_models(request: Request) -> Response:
     gateway = gateway_of(request)
-    fleet, starts = gateway.loop.fleet, gateway.loop.starts
+    fleet = gateway.loop.fleet
+    starts = gateway.loop.starts
     cache = ViewCache()  # The rendering of the first request serves all others too.
 
     async def render() -> bytes:
-        views, renderings = [], 0
+        views = []
+        renderings = 0
         for model in list(fleet.models.values()):
             text = cache.text(model)
             if text is None:
@@ -288,7 +290,8 @@ async def _view_response(request: Request, model: ManagedModel, status: int = 20
     """The complete view. The decision is JSON already and may be megabytes, so it is not parsed
     again."""
     gateway = gateway_of(request)
-    fleet, starts = gateway.loop.fleet, gateway.loop.starts
+    fleet = gateway.loop.fleet
+    starts = gateway.loop.starts
     attempts = (
         await asyncio.to_thread(gateway.store.attempts, model.wish.name) if model.replicas else []
     )

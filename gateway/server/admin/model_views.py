@@ -199,16 +199,19 @@ def view(
 
 
 def _change_view(model: ManagedModel) -> ChangeView | None:
-    change, generation = model.change, model.wanted_generation
+    change = model.change
+    generation = model.wanted_generation
     if change is None:
         return None
     if change.refusal_text:
-        state, detail = "refused", change.refusal_text
+        state = "refused"
+        detail = change.refusal_text
         if model.has_pending_changes:
             detail += "; its replicas are being restored"
     else:
         changed_count = sum(replica.generation == generation for replica in model.replicas)
-        state, detail = "underway", f"{changed_count} of {len(model.replicas)} replicas are changed"
+        state = "underway"
+        detail = f"{changed_count} of {len(model.replicas)} replicas are changed"
         if model.trial is not None and model.trial.succession.seeks_plan:
             detail += f"; the next replica starts alongside the running ones: {model.trial.phase}"
     return ChangeView(
@@ -254,7 +257,8 @@ def _expected_start(replica: ReplicaState, starts: StartRecord) -> ExpectedStart
 
 
 def _start_view(replica: ReplicaState, starts: StartRecord) -> StartView | None:
-    clock, attempt = replica.start_clock, replica.attempt
+    clock = replica.start_clock
+    attempt = replica.attempt
     if attempt is None or not replica.is_launching:
         return None
     now_s = time.monotonic()

@@ -141,7 +141,8 @@ def _texts(file: BinaryIO, line_bytes: int) -> Iterator[tuple[int, int, bytes]]:
     that is too long only the beginning is read."""
     row = next_offset = 0
     while text := file.readline(line_bytes + 2):
-        offset, next_offset = next_offset, next_offset + len(text)
+        offset = next_offset
+        next_offset = next_offset + len(text)
         row += 1
         if row % _LINES_AT_ONCE == 0:
             time.sleep(0)  # the event loop takes its turn

@@ -68,7 +68,8 @@ log = Logger("fitserve.batches")
 
 Cause = Literal["cancelled", "expired", "failed"]
 # Lines that are read ahead, and their bytes.
-_AHEAD_LINES, _AHEAD_BYTES = 256, 1024 * 1024
+_AHEAD_LINES = 256
+_AHEAD_BYTES = 1024 * 1024
 _REST_LINES = 1000
 # Larger answers are read in a thread.
 _LARGE_BYTES = 256 * 1024
@@ -163,7 +164,8 @@ class BatchRun:
 
     def _stop_run(self, cause: Cause, *errors: BatchError) -> None:
         if self._cause is None:
-            self._cause, self._errors = cause, errors
+            self._cause = cause
+            self._errors = errors
         self._halt.set()
 
     def _record_full_quota(self, error: QuotaReachedError) -> None:
@@ -213,7 +215,8 @@ class BatchRun:
 
     async def _check(self) -> bool:
         """Check the input. Returns whether the batch may go on."""
-        parts, record = self._parts, self.record
+        parts = self._parts
+        record = self.record
         key = parts.key_of(record.owner)
         if key is None:
             return True  # the run ends by its cause
@@ -320,9 +323,11 @@ class BatchRun:
 
     def _rest(self) -> Iterator[InputLine]:
         """The lines without a result that are not sent now. Blocks."""
-        parts, record = self._parts, self.record
+        parts = self._parts
+        record = self.record
         path = parts.store.path(record.input_file_id)
-        marks, sent_lines = self._writer.marks, self._sent_lines
+        marks = self._writer.marks
+        sent_lines = self._sent_lines
 
         def is_done(number: int) -> bool:
             # The order matters: a line has its mark before it leaves the lines that were sent.
@@ -450,7 +455,8 @@ class BatchRun:
         )
 
     def _store_results(self) -> None:
-        record, now = self.record, time.time()
+        record = self.record
+        now = time.time()
         for id_, size, kind in zip(
             (record.output_id, record.error_id),
             self._writer.sizes,

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 # Concurrent uploads; each has some mebibytes in memory.
 _MAX_UPLOADS = 16
 _SWEEP_S = 60.0
-_HOUR_S, _DAY_S = 3600, 86_400
+_HOUR_S = 3600
+_DAY_S = 86_400
 _MAX_WINDOW_S = 14 * _DAY_S
 _UNITS = {"h": _HOUR_S, "d": _DAY_S}
-_KEY_CHARACTERS, _VALUE_CHARACTERS = 64, 512
+_KEY_CHARACTERS = 64
+_VALUE_CHARACTERS = 512
 
 
 class Batches:
@@ -212,7 +214,8 @@ class Batches:
 
 def window_s(text: str) -> float:
     """The seconds of a completion window. Raises BadRequest."""
-    number, unit = text[:-1], text[-1:]
+    number = text[:-1]
+    unit = text[-1:]
     seconds = int(number) * _UNITS[unit] if unit in _UNITS and number.isdecimal() else 0
     if not _HOUR_S <= seconds <= _MAX_WINDOW_S:
         raise BadRequest(

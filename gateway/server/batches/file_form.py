@@ -12,7 +12,8 @@ from gateway.errors import BadRequest
 _HINT = "Send multipart/form-data with the fields `purpose` and `file`."
 _MAX_FIELDS = 8
 _FIELD_BYTES = 1024
-_HEADERS, _HEADER_BYTES = 8, 4096
+_HEADERS = 8
+_HEADER_BYTES = 4096
 
 
 class FileForm:

@@ -37,7 +37,8 @@ router = APIRouter(prefix="/v1/files", tags=["batches"])
 
 # Bytes of an upload that go to the disk together.
 _PIECE_BYTES = 1024 * 1024
-_HOUR_S, _DAY_S = 3600, 86_400
+_HOUR_S = 3600
+_DAY_S = 86_400
 _MAX_LIFETIME_S = 30 * _DAY_S
 _FORM = {
     "requestBody": {
@@ -78,13 +79,15 @@ async def _receive(request: Request, batches: Batches) -> FileRecord:
     new_file = await run(NewFile, batches.store, owner_of(request.scope["caller"]))
     try:
         form = FileForm(request.headers.get("content-type", ""), new_file.write)
-        pieces, size = list[bytes](), 0
+        pieces = list[bytes]()
+        size = 0
         async for piece in request.stream():
             pieces.append(piece)
             size += len(piece)
             if size >= _PIECE_BYTES:
                 await run(form.feed, b"".join(pieces))
-                pieces, size = [], 0
+                pieces = []
+                size = 0
         await run(form.feed, b"".join(pieces))
         lifetime_s = _lifetime_s(form, batches.store.quotas.days)
         return await run(new_file.store, form.filename or "", "batch", lifetime_s)

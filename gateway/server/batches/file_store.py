@@ -26,7 +26,8 @@ from gateway.server.batches.records import BatchRecord, FilePurpose, FileRecord
 from gateway.store import atomic_file
 
 # Records of one key, which are all in memory.
-MAX_FILES, MAX_BATCHES = 2000, 2000
+MAX_FILES = 2000
+MAX_BATCHES = 2000
 # Batches of one key that have not ended; each keeps a reader and a mark for each line.
 MAX_RUNS = 32
 _DAY_S = 86_400

@@ -113,7 +113,8 @@ class LineClient:
 
     async def _read(self, answer: InnerAnswer) -> bytes:
         """The whole body. Raises ConnectionError, UpstreamError."""
-        pieces, size = list[bytes](), 0
+        pieces = list[bytes]()
+        size = 0
         pieces_of_body = answer.pieces()
         async for piece in pieces_of_body:
             pieces.append(piece)

@@ -17,7 +17,8 @@ from typing import Literal
 from gateway.errors import EngineUnreachable, StoreError
 
 MAX_TRIES = 3
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
+_FIRST_PAUSE_S = 0.5
+_LAST_PAUSE_S = 30.0
 _WAITING_STATUSES = frozenset({401, 408, 429, 503})
 
 # Codes of errors of the gateway, whose engine has not seen the line.

@@ -38,7 +38,8 @@ class RecordFolder(Generic[Record]):
 
     def load(self) -> None:
         """Read all records. A damaged record is logged and left out. Raises OSError."""
-        records, unreadable_ids = [], set[str]()
+        records = []
+        unreadable_ids = set[str]()
         for path in self._folder.glob("*.json"):
             if is_record_name(path.stem):
                 try:

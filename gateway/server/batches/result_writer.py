@@ -86,7 +86,8 @@ class ResultWriter:
         group: list[tuple[LineResult, asyncio.Future[None]]] = []
         try:
             while self._pending:
-                group, self._pending = self._pending, []
+                group = self._pending
+                self._pending = []
                 if not await self._write([result for result, _ in group]):
                     return  # the batch ends, and with it the lines that wait
                 for _, future in group:

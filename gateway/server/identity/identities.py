@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 TOKEN_S = 3600.0
 # A JSON Web Token in compact form: three parts, of which the first begins with `{"`.
-_TOKEN_START, _TOKEN_DOTS = b"eyJ", 2
+_TOKEN_START = b"eyJ"
+_TOKEN_DOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ class Identities:
         if person is not None:
             scopes = self._roles.scopes_of(person)
         elif session is not None:
-            person, scopes = session.person, session.scopes
+            person = session.person
+            scopes = session.scopes
             ends_at = min(ends_at, session.ends_at)
         else:
             raise Unauthorized("Nobody is signed in.", hint="Sign in, or send a key.")

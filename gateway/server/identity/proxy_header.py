@@ -83,7 +83,8 @@ def check_page(headers: Headers) -> None:
     """Refuse a browser that acts for a page of another origin, as a proxy adds the identity of its
     user to every request. Raises Forbidden."""
     values = dict(headers)
-    site, origin = values.get(b"sec-fetch-site"), values.get(b"origin")
+    site = values.get(b"sec-fetch-site")
+    origin = values.get(b"origin")
     if site is not None:
         check_site(site)
     elif origin is not None and origin.partition(b"://")[2].lower() != (

@@ -76,7 +76,8 @@ class EngineSeries:
             read = self._reads.get(_series_name(replica))
             if read is None:
                 continue
-            values, labels = read.values, (model, str(replica.index))
+            values = read.values
+            labels = (model, str(replica.index))
             for key, name in (_GAUGES | _COUNTERS).items():
                 if key in values:
                     yield name, labels, values[key]
@@ -109,7 +110,8 @@ class EngineSeries:
         return max(_READ_S, len(ready) / _MAX_READS_PER_S)
 
     async def _read(self, replica: ReplicaState) -> _Read | None:
-        attempt, watcher = replica.attempt, replica.watcher
+        attempt = replica.attempt
+        watcher = replica.watcher
         if attempt is None or watcher is None:
             return None
         former_read = self._reads.get(attempt.instance_name)

@@ -45,7 +45,8 @@ async def metrics(request: Request) -> PlainTextResponse:
 
 
 async def _metrics_text(gateway: Gateway) -> bytes:
-    front, loop = gateway.serving, gateway.loop
+    front = gateway.serving
+    loop = gateway.loop
     facts = await asyncio.to_thread(gateway.store.fact_counts)
     models = loop.fleet.models
     samples = [
@@ -126,7 +127,8 @@ def _model_samples(models: dict[str, ManagedModel], plane: DataPlane) -> Iterato
         yield "fitserve_requests_queued", (name,), plane.routes.waiting(name)
         for replica in model.replicas:
             if replica.attempt is not None:
-                attempt, budget = replica.attempt, replica.attempt.plan.memory.budget_bytes
+                attempt = replica.attempt
+                budget = replica.attempt.plan.memory.budget_bytes
                 planned_counts.update(
                     {gpu: min(budget, attempt.promised_bytes(gpu)) for gpu in attempt.plan.gpus}
                 )

@@ -392,11 +392,13 @@ def _live_replica(replica: ReplicaState, routes: Routes, expected_start: Expecte
 
 
 def _live_start(replica: ReplicaState, expected_start: Expected) -> LiveStart | None:
-    attempt, clock = replica.attempt, replica.start_clock
+    attempt = replica.attempt
+    clock = replica.start_clock
     if attempt is None or not replica.is_launching:
         return None
     time_s = expected_start(attempt.plan, replica.conditions)
-    now, now_s = time.time(), time.monotonic()
+    now = time.time()
+    now_s = time.monotonic()
     return LiveStart(
         since=round(now - clock.total_s(now_s)) if clock is not None else None,
         steps=start_steps(

@@ -226,14 +226,17 @@ class LiveStream:
         """Drop the state without readers. The next page waits for a new one."""
         if self._host_question is not None:
             self._host_question.cancel()
-        self._host_question, self._host_answers = None, ((), ())
-        self._task, self._slow_at = None, 0.0
+        self._host_question = None
+        self._host_answers = ((), ())
+        self._task = None
+        self._slow_at = 0.0
         self._parts.clear()
         self._frames.clear()
 
     async def _update(self) -> None:
         now_s = time.monotonic()
-        samples, is_slow = self._samples(), now_s - self._slow_at >= SLOW_TICK_S - TICK_S / 2
+        samples = self._samples()
+        is_slow = now_s - self._slow_at >= SLOW_TICK_S - TICK_S / 2
         parts: dict[str, Any] = {
             "gateway": {
                 **self._machine_facts,
@@ -268,7 +271,8 @@ class LiveStream:
             self._host_question = asyncio.create_task(self._query_host())
         await asyncio.wait({self._host_question}, timeout=_HOST_PATIENCE_S)
         if self._host_question.done():
-            host_question, self._host_question = self._host_question, None
+            host_question = self._host_question
+            self._host_question = None
             self._host_answers = host_question.result()
         return self._host_answers
 

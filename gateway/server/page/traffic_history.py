@@ -64,7 +64,8 @@ class TrafficHistory:
         counts = _count_samples(samples)
         former_counts = self._former_counts
         seconds = time - self._at
-        self._former_counts, self._at = counts, time
+        self._former_counts = counts
+        self._at = time
         if former_counts is None or not 0 < seconds <= MAX_GAP_S:
             return None
         flows = {

@@ -10,7 +10,8 @@ from typing import Any
 from gateway.wishes.export.engine_start import EngineStart
 
 # A start may take half an hour: weights of hundreds of GiB are read, and kernels compiled.
-_START_TRIES, _PROBE_INTERVAL_S = 180, 10
+_START_TRIES = 180
+_PROBE_INTERVAL_S = 10
 # Kubernetes itself waits one second. SGLang generates a token for /health, which takes at least
 # one, and gives up after 20 (0.5.10.post1 to 0.5.23, srt/entrypoints/http_server.py).
 _ANSWER_S = 25

@@ -11,7 +11,8 @@ from typing import Any
 from gateway.wishes.export.engine_start import EngineStart
 from gateway.wishes.export.kubernetes import container, literal, pod_spec, service
 
-LEADER, PLACE = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
+LEADER = "$(LWS_LEADER_ADDRESS)"
+PLACE = "$(LWS_WORKER_INDEX)"
 _LABELS = "leaderworkerset.sigs.k8s.io"
 
 
@@ -64,7 +65,8 @@ def _pod_container(start: EngineStart, address: str, *, answers_requests: bool) 
 def _command(start: EngineStart, address: str) -> list[str]:
     """The command of a pod, with Kubernetes' variables where it names addresses and places."""
     variables = (LEADER, PLACE, f"$({address})")
-    arguments, products = [], []
+    arguments = []
+    products = []
     for word in start.argv:
         value = word.partition("=")[2]
         if value.startswith(f"$(({PLACE[2:-1]}*"):

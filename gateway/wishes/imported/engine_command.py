@@ -166,14 +166,16 @@ class FlagReader:
     """Reads flags of one engine version."""
 
     def __init__(self, engine: Engine, closing_reason: ClosingReason) -> None:
-        self._engine, self._closing_reason = engine, closing_reason
+        self._engine = engine
+        self._closing_reason = closing_reason
         self._planned_names = {name: planned_name for planned_name, name in engine.spelling.items()}
         self._fields: dict[str, Any] = {}
         self._notices: list[str] = []
 
     def read(self, words: Sequence[str]) -> ImportedFields:
         """The fields of a wish for these words after the start of the engine."""
-        self._fields, self._notices = {"engines": [self._engine.kind]}, []
+        self._fields = {"engines": [self._engine.kind]}
+        self._notices = []
         positional, flags = self._split_words(words)
         if positional:
             self._fields["source"] = positional[0]
@@ -323,7 +325,8 @@ class FlagReader:
                 "--speculative-config is not a JSON object. Write `drafter: MODEL`."
             )
             return
-        method, drafter = str(config.pop("method", "")), config.pop("model", None)
+        method = str(config.pop("method", ""))
+        drafter = config.pop("model", None)
         tokens = config.pop("num_speculative_tokens", None)
         if drafter:
             self._fields["drafter"] = str(drafter)

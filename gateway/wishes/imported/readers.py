@@ -531,7 +531,8 @@ def _source_problem(source: str, fields: Mapping[str, Any]) -> str:
             " model in another form."
         )
     if "/" not in source:
-        problem, words = "no model", "WORDS"
+        problem = "no model"
+        words = "WORDS"
         if source and "engines" in fields:
             problem = f"{source!r} is neither a folder nor a repository as ORGANIZATION/NAME"
         elif source:

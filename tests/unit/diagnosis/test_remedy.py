@@ -62,7 +62,8 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
     text = "".join(path.read_text() for path in sources)
     kinds = {
         *re.findall(
-            r'(?:Failure\(\s*kind=|_ProofFailedError\(\s*|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)',
+            r"(?:Failure\(\s*kind=|_ProofFailedError\(\s*|kind = |, )"
+            r'"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)',
             text,
         )
     }

@@ -57,7 +57,8 @@ def _read_models(file: Path) -> Any:
         text = content.decode("utf-8-sig") if is_whole else ""
         reason = "" if is_whole else f"it has more than {format_bytes(_MAX_FILE_BYTES)}"
     except (OSError, UnicodeDecodeError) as error:
-        text, reason = "", getattr(error, "strerror", None) or "it is not text in UTF-8"
+        text = ""
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
     if reason:
         raise BadRequest(f"{file} cannot be read: {reason}.", hint="Name a readable text file.")
     settings = load_settings()

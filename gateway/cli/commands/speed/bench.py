@@ -142,7 +142,8 @@ def _describe_other_requests(count_before: int, own_count: int) -> str:
 
 
 def _show_bench(stored_bench: Any, expected_speed: Any) -> None:
-    bench, last = stored_bench["bench"], stored_bench["last"] or {}
+    bench = stored_bench["bench"]
+    last = stored_bench["last"] or {}
     print_paragraph(
         f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,},"
         f" {bench['engine'] or 'an endpoint'}"

@@ -12,10 +12,12 @@ from gateway.engines.common.chat.parsers import NO_PARSER
 
 # Most tokens of an answer: small models ramble, and a model that thinks needs room before its
 # answer begins.
-_TOKENS, _THINKING_TOKENS = 256, 2048
+_TOKENS = 256
+_THINKING_TOKENS = 2048
 _MAX_WORDS = 80
 # Only words of these lists fit, so that a weak model that is held to the schema comes to an end.
-_CITIES, _UNITS = ["Paris", "Tokyo", "Lima"], ["celsius", "fahrenheit"]
+_CITIES = ["Paris", "Tokyo", "Lima"]
+_UNITS = ["celsius", "fahrenheit"]
 TOOL = "get_weather"
 ARGUMENTS: dict[str, Any] = {
     "type": "object",

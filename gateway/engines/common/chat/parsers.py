@@ -10,7 +10,8 @@ from gateway.engines.common.chat.repair import Repair
 
 NO_PARSER = "none"
 # The flags that name them, alike in all kinds of engines.
-TOOLS_FLAG, REASONING_FLAG = "tool-call-parser", "reasoning-parser"
+TOOLS_FLAG = "tool-call-parser"
+REASONING_FLAG = "reasoning-parser"
 # Where the generation prompt begins in a chat template.
 _PROMPT = "add_generation_prompt"
 
@@ -96,7 +97,8 @@ class ModelDialect(FrozenRecord, frozen=True, eq=False):
     def _parser_choice(
         self, dialect: Dialect | None, engine: Engine, flag: str, subject: str
     ) -> Choice[str]:
-        spec, option = self.spec, engine.flags.get(flag)
+        spec = self.spec
+        option = engine.flags.get(flag)
         if spec.task != "generate":
             return StrChoice(
                 value=NO_PARSER,

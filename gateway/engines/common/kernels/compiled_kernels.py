@@ -22,9 +22,12 @@ def binary_support(compiled: tuple[str, ...], capability: str) -> Literal["code"
     compiled: sm_90a, compute_80, ...
     """
     major, _, minor = capability.partition(".")
-    device, result = (int(major), int(minor)), {"no"}
+    device = (int(major), int(minor))
+    result = {"no"}
     for match in filter(None, map(_NAME.fullmatch, compiled)):
-        kind, built_for, letter = match[1], (int(match[2]), int(match[3])), match[4]
+        kind = match[1]
+        built_for = (int(match[2]), int(match[3]))
+        letter = match[4]
         runs_here = (
             built_for == device
             if letter == "a"

@@ -124,7 +124,9 @@ class MoeRules(RuleFile):
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, MoeRules]
     ) -> MoeRules:
         """These rules with choices of the version's own code. other_rules: by version."""
-        borrowed_rules, methods, backends = [], [], dict(self.backends)
+        borrowed_rules = []
+        methods = []
+        backends = dict(self.backends)
         for choice in choices:
             match_check = Check.trust_conditions(dict(choice.conditions))
             if choice.rules is not None:
@@ -231,7 +233,8 @@ def choose_moe(
         names = _demanded_backends(rules, method, shape, forced_backend)
         flag = f"--moe-backend {forced_backend}"
     else:
-        names, flag = _preferred_backends(rules, method, subject), ""
+        names = _preferred_backends(rules, method, subject)
+        flag = ""
     if isinstance(names, MoeChoice):
         return names
     choice = _first_backend(rules, method, names, subject)

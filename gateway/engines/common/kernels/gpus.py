@@ -52,7 +52,8 @@ class GpuTable(Value):
     def widened_format(self, scheme: Kind, capability: str | None) -> Format | None:
         """The format of these weights, where this GPU does not multiply it; None: it does, or that
         is not known."""
-        traits, formats = self.traits(capability), self.schemes.get(scheme)
+        traits = self.traits(capability)
+        formats = self.schemes.get(scheme)
         return (
             formats
             if traits is not None and formats is not None and formats not in traits.formats

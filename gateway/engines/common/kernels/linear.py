@@ -112,7 +112,9 @@ class LinearRules(RuleFile):
         self, choices: Iterable[KnownChoice], other_rules: Mapping[str, LinearRules]
     ) -> LinearRules:
         """These rules with choices of the version's own code. other_rules: by version."""
-        borrowed_rules, paths, kernels = [], [], dict(self.kernels)
+        borrowed_rules = []
+        paths = []
+        kernels = dict(self.kernels)
         for choice in choices:
             match_check = Check.trust_conditions(dict(choice.conditions))
             if choice.rules is not None:

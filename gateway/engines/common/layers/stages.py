@@ -135,7 +135,8 @@ def _stage_part(
     attending: Sequence[int],
 ) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
-    linears, rest_groups = [], []
+    linears = []
+    rest_groups = []
     for layer in built_model.linears:
         numbers = _stage_layer_numbers(layer, layers, stage_index, repeated_parts)
         if numbers:
@@ -178,7 +179,8 @@ def _is_at_end(
     is_tied: bool,
 ) -> bool:
     """Whether the stage has this parameter, which is in none of the layers."""
-    first, last = stage_index == 0, stage_index == len(layers) - 1
+    first = stage_index == 0
+    last = stage_index == len(layers) - 1
     if tensor.name.endswith(_HEADS):
         return last or "head" in repeated_parts
     if tensor.shard == "vocab":

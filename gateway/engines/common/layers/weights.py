@@ -251,7 +251,8 @@ def indivisible_scale(
     if scheme.kind != "fp8_block":
         return ""
     if layer.experts:
-        own_size, block = _expert_sizes(layer, k, n)[1], _block(layer, scheme, k, n, traits)
+        own_size = _expert_sizes(layer, k, n)[1]
+        block = _block(layer, scheme, k, n, traits)
         return (
             f"intermediate size {own_size} is not a multiple of the block size {block}"
             if own_size % block
@@ -281,7 +282,9 @@ def _matrix_bytes(
     layer: Linear, scheme: Scheme, k: int, n: int, item_bytes: int, traits: Collection[str]
 ) -> int:
     """Bytes of one matrix with all that belongs to it."""
-    expert, kind, group_size = layer.experts > 0, scheme.kind, scheme.group
+    expert = layer.experts > 0
+    kind = scheme.kind
+    group_size = scheme.group
     if (
         expert
         and kind == "wna16"

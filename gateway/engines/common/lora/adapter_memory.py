@@ -28,7 +28,8 @@ def bytes_on_rank(
     """Bytes that one rank reserves for all adapters."""
     if not adapters:
         return 0
-    rank, slots = supported_rank(engine, adapters) or 0, kind.adapter_slots(len(adapters))
+    rank = supported_rank(engine, adapters) or 0
+    slots = kind.adapter_slots(len(adapters))
     numbers = 0
     for layer in stage.linears:
         if layer.experts or (cut_sizes := rank_shape(layer, tp)) is None:

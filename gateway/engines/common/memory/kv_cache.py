@@ -49,7 +49,8 @@ def longest(limit: int, fits: Callable[[int], bool]) -> int:
     fits too."""
     if fits(limit):
         return limit
-    low, high = 0, limit - 1
+    low = 0
+    high = limit - 1
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):

@@ -24,8 +24,10 @@ from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, round_up
 
 _BLOCK_STEP = 512  # bytes, to a multiple of which each allocation is rounded
-_SMALL_BLOCK, _SMALL_SEGMENT = MIB, 2 * MIB
-_LARGE_BLOCK, _LARGE_SEGMENT = 10 * MIB, 20 * MIB
+_SMALL_BLOCK = MIB
+_SMALL_SEGMENT = 2 * MIB
+_LARGE_BLOCK = 10 * MIB
+_LARGE_SEGMENT = 20 * MIB
 _NO_POSITIONS = ("recurrent", "vision", "encoder")
 
 
@@ -96,7 +98,8 @@ def _block_bytes(layer: Linear, rank: Rank) -> tuple[int, int]:
 
 def _segments(sizes: list[int]) -> int:
     """Bytes of the segments that hold blocks of these sizes."""
-    total, free_blocks = 0, {True: list[int](), False: list[int]()}
+    total = 0
+    free_blocks = {True: list[int](), False: list[int]()}
     for size in sizes:
         block = -(-size // _BLOCK_STEP) * _BLOCK_STEP
         is_small = block <= _SMALL_BLOCK

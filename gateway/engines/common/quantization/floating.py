@@ -125,7 +125,8 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
         )
     if scheme is not None:
         return scheme
-    bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
+    bits = weights.get("num_bits", 8)
+    kind = weights.get("type", "int")
     return unknown_scheme(
         f"no rules for compressed-tensors {form[:40]} with"
         f" {_bits_text(bits)}-bit {str(kind)[:10]} weights"
@@ -158,7 +159,8 @@ def _microscaling_scheme(
 
 def _weight_only_scheme(weights: Mapping[str, Any], strategy: Any) -> Scheme | None:
     """The scheme of weights whose activations stay in 16 bits, or None."""
-    bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
+    bits = weights.get("num_bits", 8)
+    kind = weights.get("type", "int")
     group = weights.get("group_size") or -1
     if kind == "int" and strategy in ("group", "channel"):
         return make_scheme(
@@ -219,7 +221,8 @@ def _matches_wildcard(name: str, pattern: str) -> bool:
     first, *middle_parts = pattern.split("*")
     if not middle_parts:
         return name == pattern
-    position, last = len(first), middle_parts.pop()
+    position = len(first)
+    last = middle_parts.pop()
     for piece in middle_parts:
         result = name.find(piece, position)
         if result < 0:

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 # Most steps of matching one name (about ten nanoseconds each); most characters of a name, and of a
 # number within a name.
 _MAX_STEPS = 2**17
-_NAME, _DIGITS = 64, 4
+_NAME = 64
+_DIGITS = 4
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _REPEATS = "*+{"
 # A repeat of these characters matches only a short part of a name.
@@ -46,7 +47,8 @@ def refuse_slow_patterns(patterns: Iterable[str], *, matches_anywhere: bool = Fa
 def _ways(pattern: str) -> float:
     """An upper bound of the ways to divide a name over this pattern; infinite where a group
     repeats."""
-    width_of_group, ways = 0, 1.0
+    width_of_group = 0
+    ways = 1.0
     choices = [1]  # of each open group
     former_part = ""
     for part in _TOKEN.findall(pattern):

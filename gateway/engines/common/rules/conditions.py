@@ -42,7 +42,8 @@ def _type_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind, config=ConfigDict(defer_build=True))
 
 
-_NAMES, _NUMBERS = _type_adapter(tuple[str, ...]), _type_adapter(tuple[int, ...])
+_NAMES = _type_adapter(tuple[str, ...])
+_NUMBERS = _type_adapter(tuple[int, ...])
 _NAME = _type_adapter(str)
 _NUMBER = _type_adapter(int)
 _YES_NO = _type_adapter(bool)
@@ -153,7 +154,8 @@ _SHARED_KIB = {
     "11.0": 227,
 }
 _MIN_SHARED_KIB = 99
-_OVER, _BELOW = "{}={} is not a multiple of {} ({} over)", "{}={} is below {}"
+_OVER = "{}={} is not a multiple of {} ({} over)"
+_BELOW = "{}={} is below {}"
 
 
 # --- conditions that need more than one comparison ---
@@ -238,7 +240,8 @@ def _full_k(layer: LinearShape) -> int:
 
 
 def _act_order(layer: LinearShape, requirement: str) -> str:
-    act_order, full_k = layer.scheme.act_order, _full_k(layer)
+    act_order = layer.scheme.act_order
+    full_k = _full_k(layer)
     if requirement == "yes":
         return "" if act_order else "is for layers with act-order"
     if not act_order or (requirement == "unsharded" and layer.k == full_k):
@@ -249,12 +252,14 @@ def _act_order(layer: LinearShape, requirement: str) -> str:
 
 
 def _group_is_full_k(layer: LinearShape, _: bool) -> str:
-    group_size, full_k = layer.scheme.group, _full_k(layer)
+    group_size = layer.scheme.group
+    full_k = _full_k(layer)
     return "" if group_size == full_k else f"group size {group_size} is not the whole K={full_k}"
 
 
 def _whole_groups(layer: LinearShape, requirement: str) -> str:
-    group_size, full_k = layer.scheme.group, _full_k(layer)
+    group_size = layer.scheme.group
+    full_k = _full_k(layer)
     if group_size <= 0 or (requirement == "rank unless one group" and group_size >= full_k):
         return ""
     value = full_k if requirement == "layer" else layer.k
@@ -325,7 +330,8 @@ _NOT_FAMILIES = Condition(
 
 
 def _whole_expert_groups(experts: MoeShape, _: bool) -> str:
-    group_size, size = experts.scheme.group, experts.intermediate
+    group_size = experts.scheme.group
+    size = experts.intermediate
     return (
         f"intermediate size {size} is not a multiple of {group_size}"
         if group_size > 0 and size % group_size

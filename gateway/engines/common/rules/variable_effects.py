@@ -24,7 +24,8 @@ _LEAVES_KERNELS = re.compile(
     r"WARMUP|SAMPLER|ALLREDUCE|AUTOTUNE|A2A|ATOMIC|STREAM|SIMULATION|THRESHOLD|HAS_|DEEPEP|SKIP"
     r"|E8M0|TMA_|FORCE_FIRST|GROUPED_TOPK|F16_ACCUM|CHUNK|FUSION"
 )
-_TRUE_WORDS, _FALSE_WORDS = ("1", "true"), ("0", "false", "")
+_TRUE_WORDS = ("1", "true")
+_FALSE_WORDS = ("0", "false", "")
 
 
 class VariableEffect(Value):

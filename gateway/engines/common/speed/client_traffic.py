@@ -32,14 +32,16 @@ Counts = Mapping[str, float]
 _MAX_SERIES = 256
 _MAX_VALUE = 1e15
 # Smaller counts say more about the first and the last request than about the pace.
-_MIN_ANSWER_TOKENS, _MIN_STEPS = 256.0, 64.0
+_MIN_ANSWER_TOKENS = 256.0
+_MIN_STEPS = 64.0
 # The figures need this many stretches, and the middle half of them must differ by less than this.
 MIN_STRETCHES = 3
 _STEADY_RATIO = 1.25
 # A request counts as single up to this mean number of running requests.
 _SINGLE_REQUEST = 1.5
 # The first token of a shorter prompt says more about the engine's overhead than about prefill.
-_MIN_PROMPT, _LONG_PROMPT = 1024, 8192
+_MIN_PROMPT = 1024
+_LONG_PROMPT = 8192
 # Where a tenth of the prompt was in a cache, reading took less than is expected of it.
 _MAX_CACHED_SHARE = 0.1
 # A known fact is replaced if its value changed by this factor.
@@ -53,7 +55,8 @@ def sum_series(text: bytes, names: Mapping[str, str]) -> Counts | None:
 
     Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
-    text_after_newline, result = b"\n" + text, dict[str, float]()
+    text_after_newline = b"\n" + text
+    result = dict[str, float]()
     for counter, name in names.items():
         try:
             values = _metric_values(text_after_newline, b"\n" + name.encode())
@@ -97,7 +100,8 @@ def traffic_between(former_values: Counts, new_values: Counts) -> TrafficSums | 
         name not in new_values for name in former_values
     ):
         return None
-    requests, outputs = past.get("requests", 0.0), past.get("between", 0.0)
+    requests = past.get("requests", 0.0)
+    outputs = past.get("between", 0.0)
     answer_tokens = past.get("written", outputs + requests)
     steps = past.get("steps", 0.0)
     if requests <= 0 or outputs <= 0 or answer_tokens < _MIN_ANSWER_TOKENS or steps < _MIN_STEPS:
@@ -243,7 +247,8 @@ def learn_from_traffic(
 def ratios(plan: Plan, traffic: TrafficSums, clock: StepClock) -> dict[str, float]:
     """The ratio of each figure of Speed: measured speed relative to the expectation for this
     load."""
-    limit, at_once = plan.max_num_batched_tokens.value, traffic.at_once
+    limit = plan.max_num_batched_tokens.value
+    at_once = traffic.at_once
     length = traffic.prompt / traffic.requests
     new_tokens = (traffic.prompt - traffic.cached) / traffic.requests
     context = min(
@@ -283,7 +288,8 @@ def _is_steady(values: list[float]) -> bool:
 
 def _quantile_of_quarters(values: list[float], quarters: int) -> float:
     """The quartile with this number, interpolated between two values."""
-    ordered_values, position = sorted(values), quarters * (len(values) - 1) / 4
+    ordered_values = sorted(values)
+    position = quarters * (len(values) - 1) / 4
     low = int(position)
     return ordered_values[low] + (position - low) * (
         ordered_values[min(low + 1, len(ordered_values) - 1)] - ordered_values[low]

@@ -30,7 +30,8 @@ _EQUAL_NAMES = ("device", "engine", "basis")
 _NEAR_SCOPES = (("kernel", "attention", "ranks"), ("kernel",), ())
 _NEARNESS = ("plans with its kernels and ranks", "plans with its kernels", "plans of its engine")
 # A measurement that differs by more says that something else was measured.
-MIN_RATIO, MAX_RATIO = 0.2, 5.0
+MIN_RATIO = 0.2
+MAX_RATIO = 5.0
 # Older measurements count as this many.
 _MEMORY = 4
 # Two runs of one plan differ by less.
@@ -185,7 +186,8 @@ def _correct_by_traffic(plan: Plan, facts: Iterable[Fact]) -> Plan:
     speed = plan.speed
     if speed is None:
         return plan
-    basis, base = _basis(speed.source), _base_figures(speed)
+    basis = _basis(speed.source)
+    base = _base_figures(speed)
     ratios = {
         fact.scope["figure"]: fact.value / _THOUSAND
         for fact in facts

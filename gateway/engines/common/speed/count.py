@@ -58,7 +58,8 @@ def rank_work_of_kernels(
         ]
     )
     formats = gpus.native_formats(rank.capability) if gpus else frozenset()
-    model, known_traits = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
+    model = Model(spec.hidden, spec.vocab, spec.experts)
+    known_traits = frozenset(traits) & TRAITS
     return rank_work(
         model=model,
         stage=stage,
@@ -165,7 +166,8 @@ class _Multiplication(NamedTuple):
 
     def product(self, layer: Linear, size_bytes: int | None) -> Product | None:
         """The work of a layer; None: its size is unknown."""
-        rank, scheme = self.rank, layer.scheme
+        rank = self.rank
+        scheme = layer.scheme
         cut_sizes = rank_shape(layer, parts(layer, rank))
         if size_bytes is None or cut_sizes is None or not isinstance(scheme, Scheme):
             return None

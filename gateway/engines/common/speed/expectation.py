@@ -16,8 +16,10 @@ from gateway.engines.common.speed.correction import Ratio, estimate
 from gateway.engines.common.speed.step import StepClock
 
 # Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
-PROMPT_TOKENS, ANSWER_TOKENS = 1024, 256
-_SHORT_PROMPT_TOKENS, _LONG_PROMPT_TOKENS = 2048, 32768
+PROMPT_TOKENS = 1024
+ANSWER_TOKENS = 256
+_SHORT_PROMPT_TOKENS = 2048
+_LONG_PROMPT_TOKENS = 32768
 
 
 class PlanLoad(NamedTuple):
@@ -49,7 +51,9 @@ def expected_speed(
 ) -> Speed:
     """The expected speed. ratios: by figure, measured speed relative to expected speed of similar
     plans."""
-    limit, band, ratios = load.tokens, clock.table.band, ratios or {}
+    limit = load.tokens
+    band = clock.table.band
+    ratios = ratios or {}
     read, answer_tokens = lengths(load.context)
     held_requests = load.kv_tokens // (read + answer_tokens) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held_requests))
@@ -103,7 +107,8 @@ def expected_speed(
 
 def scale_speed(plan: Plan, count: int) -> Plan:
     """The speed of several replicas, from the expected or measured speed of one."""
-    former_count, speed = plan.replicas.value, plan.speed
+    former_count = plan.replicas.value
+    speed = plan.speed
     if former_count == count:
         return plan
     if speed is not None:

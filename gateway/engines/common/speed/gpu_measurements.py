@@ -42,8 +42,10 @@ class MachineMeasurements:
         for fact in facts:
             if fact.kind != "machine_speed" or not fact.value:
                 continue
-            scope, day = fact.scope, _day(fact.at)
-            quantity, gpus = scope.get("what", ""), scope.get("gpus", "")
+            scope = fact.scope
+            day = _day(fact.at)
+            quantity = scope.get("what", "")
+            gpus = scope.get("gpus", "")
             if quantity == "all_reduce":
                 sizes = self._reduces.setdefault(
                     (scope.get("cards", ""), scope.get("links", "")), {}

@@ -361,7 +361,8 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 def _read_peaks(
     gpu: Gpu, pace: SpeedKnowledge, measured_rates: MachineMeasurements
 ) -> _Peaks | None:
-    card, reference = pace.cards.card(gpu.name, gpu.total_bytes), pace.table.reference
+    card = pace.cards.card(gpu.name, gpu.total_bytes)
+    reference = pace.table.reference
     flops = _peak_rates(card) if card else {}
     days: dict[str, str] = {}
 
@@ -448,7 +449,8 @@ def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:
 
 def read_pcie_bytes_s(gpu: Gpu) -> float | None:
     """Bytes per second that the driver reports of a GPU's PCIe link; None: it reports none."""
-    generation, lanes = gpu.pcie.max_generation, gpu.pcie.max_width
+    generation = gpu.pcie.max_generation
+    lanes = gpu.pcie.max_width
     return _lanes_bytes_s(generation, lanes) if generation and lanes else None
 
 

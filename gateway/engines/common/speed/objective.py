@@ -20,7 +20,10 @@ _KNEE_OF_THROUGHPUT = 0.15
 SHARED_GPU_DISCOUNT = 1.0
 # Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
 # estimate.
-_WEAK, _CHANGE, _OLDER, _OLDEST = 0.1, 0.03, 0.02, 0.1
+_WEAK = 0.1
+_CHANGE = 0.03
+_OLDER = 0.02
+_OLDEST = 0.1
 # Copies: requests are never divided quite evenly, and each copy computes and keeps the prefixes
 # that requests share by itself.
 _COPIES = 0.02
@@ -86,13 +89,15 @@ def gpu_discount(wish: Wish) -> float:
 def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
     """cost: the result of `gpu_discount`. Worth falls with that power of the GPUs that a plan
     takes."""
-    gpus, speed = max(1, outcome.gpus), outcome.speed
+    gpus = max(1, outcome.gpus)
+    speed = outcome.speed
     if goal == "context":
         return outcome.context / math.pow(gpus, cost)
     if speed is None:
         # Where nothing is known of the GPUs, few of them are better than many.
         return 1 / math.pow(gpus, SHARED_GPU_DISCOUNT)
-    stream, total = speed.stream.value, speed.total.value
+    stream = speed.stream.value
+    total = speed.total.value
     if goal in ("balanced", "agents"):
         gains = (stream, total, max(1, outcome.useful_tokens))
         gain = math.exp(

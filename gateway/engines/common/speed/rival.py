@@ -63,7 +63,9 @@ def is_no_worse(plan: Plan, running_plan: Plan, wish: Wish) -> bool:
 
 def worth(plan: Plan, wish: Wish, tokens_needed: int) -> float:
     """The score of a plan by its speed. tokens_needed: useful tokens of KV cache."""
-    context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
+    context = plan.max_model_len.value
+    size = len(plan.gpus)
+    count = plan.replicas.value
     return score(
         plan_outcome(
             memory=plan.memory,

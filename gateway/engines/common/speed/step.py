@@ -188,14 +188,18 @@ class StepClock:
         Reading and multiplying overlap: the longer of both counts. logits: tokens whose successor
         is wanted.
         """
-        work, table = self.work, self.table
-        seconds, gathered_tokens = 0.0, self._tokens_of_all_groups(tokens)
+        work = self.work
+        table = self.table
+        seconds = 0.0
+        gathered_tokens = self._tokens_of_all_groups(tokens)
         for product, (memory, flops, least_s) in zip(
             work.products, self._product_rates, strict=True
         ):
             # A layer that costs all tokens the same needs no question: most layers are such, and
             # this is the innermost loop of planning.
-            count, read_bytes, limit = tokens, product.bytes, 1.0
+            count = tokens
+            read_bytes = product.bytes
+            limit = 1.0
             if product.experts:
                 count = gathered_tokens
                 read_bytes = product.bytes_of_step(gathered_tokens)
@@ -232,12 +236,14 @@ class StepClock:
     def _exchange_s(self, tokens: float) -> float:
         """Seconds in which all ranks get all tokens, and the sums of their experts come back: an
         all-gather and a reduce-scatter, which are the halves of an all-reduce."""
-        wire, ranks = self.machine.between_nodes or self.machine.wire, self.work.tp * self.work.dp
+        wire = self.machine.between_nodes or self.machine.wire
+        ranks = self.work.tp * self.work.dp
         return 0.0 if wire is None else wire.all_reduce_s(ranks, tokens * self.work.hidden_bytes)
 
     def _reduce_s(self, tokens: float) -> float:
         """Seconds of one all-reduce."""
-        wire, tp = self.machine.wire, self.work.tp
+        wire = self.machine.wire
+        tp = self.work.tp
         if tp == 1 or wire is None:
             return 0.0
         return wire.all_reduce_s(tp, tokens * self.work.hidden_bytes)
@@ -277,7 +283,8 @@ class StepClock:
     def launched_s(self) -> float:
         """The seconds of the CPU, which launches kernel by kernel where there are no graphs. A
         layer of experts takes more kernels than others."""
-        work, table = self.work, self.table
+        work = self.work
+        table = self.table
         expert_s = max(
             (
                 table.part(product.kernel, has_experts=True).launch_s

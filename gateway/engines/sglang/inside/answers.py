@@ -65,7 +65,8 @@ def answer(configuration: EngineConfiguration) -> dict[str, Any]:
 
 
 def resolve_settings(configuration: EngineConfiguration, dtype: str) -> dict[str, Any]:
-    arguments, model = configuration.arguments, configuration.model
+    arguments = configuration.arguments
+    model = configuration.model
     return {
         "architecture": model.hf_config.architectures[0],
         "dtype": dtype,
@@ -104,7 +105,8 @@ def kernels(built_model: Any, dtype: str) -> list[dict[str, Any]]:
             rows[name, kernel_names[key], k, n, 0] += 1
         elif hasattr(module, "moe_runner_config") and hasattr(module, "quant_method"):
             method, runner = sglang_layers.experts(module)
-            partition, width = int(module.intermediate_size_per_partition), int(module.hidden_size)
+            partition = int(module.intermediate_size_per_partition)
+            width = int(module.hidden_size)
             rows[name, runner or method or "", width, partition, int(module.num_local_experts)] += 1
     names = ("layer", "kernel", "k", "n", "experts")
     return [

@@ -67,8 +67,11 @@ def _backends_by_arguments(arguments: Any, model: Any) -> Backends:
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     linear: Any = importlib.import_module("sglang.srt.layers.attention.linear.utils")
     runner = bare_runner()
-    runner.server_args, runner.model_config = arguments, model
-    runner.is_draft_worker, runner.init_new_workspace, runner.device = False, False, "cuda"
+    runner.server_args = arguments
+    runner.model_config = model
+    runner.is_draft_worker = False
+    runner.init_new_workspace = False
+    runner.device = "cuda"
     runner.use_mla_backend = model.attention_arch == models.AttentionArch.MLA
     backend = runner._get_attention_backend()
     kernels = [

@@ -35,7 +35,8 @@ def cache(
 
     pages = max(1, -(-longest_context // page))
     # Both pools are long, so that windows are full and fixed costs are included.
-    one_page_bytes, two_pages_bytes = bytes_for(pages * page), bytes_for(2 * pages * page)
+    one_page_bytes = bytes_for(pages * page)
+    two_pages_bytes = bytes_for(2 * pages * page)
     block = max(1, math.ceil((two_pages_bytes - one_page_bytes) / pages))
     fixed_bytes = max(0, one_page_bytes - pages * block)
     doubled = sorted(
@@ -80,9 +81,11 @@ def _pool_tokens(count: Callable[[int], int], pool_bytes: int) -> int:
 
 def _min_bytes(suffices: Callable[[int], bool]) -> int:
     """The least number of bytes that is enough. Raises the engine's errors if no number is."""
-    low, high = 0, 1 << 20
+    low = 0
+    high = 1 << 20
     while high < _MAX_BYTES and not suffices(high):
-        low, high = high, high * 2
+        low = high
+        high = high * 2
     suffices(high)
     while high - low > 1:
         middle = (low + high) // 2
@@ -94,7 +97,8 @@ class _CountedCache:
     """The count of tokens in a pool of this many bytes, and then of its states."""
 
     def __init__(self, count: Callable[[int], int], slots: Callable[[], tuple[int, int]]) -> None:
-        self._count, self.slots = count, slots
+        self._count = count
+        self.slots = slots
 
     def __call__(self, pool_bytes: int) -> int:
         return self._count(pool_bytes)
@@ -133,7 +137,8 @@ def _count_by_runner(
     speculative: Any = importlib.import_module(
         "sglang.srt.speculative.spec_info"
     ).SpeculativeAlgorithm
-    arguments, model = configuration.arguments, configuration.model
+    arguments = configuration.arguments
+    model = configuration.model
     runner = bare_runner()
     layers = max(model.num_hidden_layers, model.num_attention_layers)
     arguments_known = {
@@ -157,7 +162,8 @@ def _count_by_runner(
             model, name, [layer for layer in ids if runner.start_layer <= layer < runner.end_layer]
         )
     runner.configure_kv_cache_dtype()
-    slack, states = _slack(configuration, memory_bytes), arguments.max_mamba_cache_size
+    slack = _slack(configuration, memory_bytes)
+    states = arguments.max_mamba_cache_size
 
     def count(size: int) -> int:
         arguments.max_mamba_cache_size = states  # the count fills it

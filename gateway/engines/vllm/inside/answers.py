@@ -62,7 +62,8 @@ def stand_in_for_packages() -> None:
 def pretend_bitsandbytes() -> None:
     """The package is asked for its version and for the class of 8-bit weights, no more, until a
     model computes."""
-    package, nn = types.ModuleType("bitsandbytes"), types.ModuleType("bitsandbytes.nn")
+    package = types.ModuleType("bitsandbytes")
+    nn = types.ModuleType("bitsandbytes.nn")
     parameter: Any = importlib.import_module("torch").nn.Parameter
     nn.__dict__["Int8Params"] = lambda data, **_: parameter(data, requires_grad=False)
     package.__dict__.update(__version__="99.0.0", nn=nn)

@@ -54,7 +54,8 @@ def parser() -> Any:
 def group_up(tp: int, pp: int = 1, stage: int = 0, dp: int = 1) -> None:
     """Pretend to be a rank of `tp` in the stage of `pp` stages, in the first of `dp` groups."""
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
-    item, group = Group(1), Group(tp)
+    item = Group(1)
+    group = Group(tp)
     for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
         if name in ("_WORLD", "_TP"):
             setattr(state, name, group)

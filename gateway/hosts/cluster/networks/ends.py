@@ -23,7 +23,10 @@ from gateway.domain import Network
 from gateway.hosts.cluster.networks.transfer import STREAMS, receive, send
 
 KEY_BYTES = 32
-_CONTROL, _UP, _DOWN, _PROBE = b"c", b"u", b"d", b"p"
+_CONTROL = b"c"
+_UP = b"u"
+_DOWN = b"d"
+_PROBE = b"p"
 _RATE = struct.Struct("!d")
 # Longer than a transfer: the other machine is gone.
 _SILENCE_S = 8.0
@@ -107,7 +110,8 @@ def measure(address: str, port: int, key: str) -> Network:
 
 def _round_trips(control: socket.socket) -> list[float]:
     """Seconds of each round trip of one byte. Raises OSError."""
-    begin, times = time.perf_counter(), list[float]()
+    begin = time.perf_counter()
+    times = list[float]()
     while len(times) < _PROBES and (not times or time.perf_counter() - begin < _PROBES_S):
         sent_at = time.perf_counter()
         control.sendall(_PROBE)

@@ -63,7 +63,8 @@ def _receive_over(connection: socket.socket) -> list[Receipt]:
     total_bytes = 0
     with suppress(OSError):
         while size := connection.recv_into(buffer):
-            now, total_bytes = time.monotonic(), total_bytes + size
+            now = time.monotonic()
+            total_bytes = total_bytes + size
             if receipts and now - receipts[-1].at < _STEP_S:
                 receipts[-1] = Receipt(receipts[-1].at, receipts[-1].size + size)
             else:

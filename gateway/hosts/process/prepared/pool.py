@@ -183,7 +183,8 @@ class PreparedEngines:
 
     def _await_import(self, start: ProcessStart) -> None:
         """Wait while the process of this start imports, for a moment."""
-        slot, deadline = start.slot(program_identity()), time.monotonic() + WAIT_S
+        slot = start.slot(program_identity())
+        deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             with self._lock:
                 process = self._importing.get(slot)
@@ -201,7 +202,8 @@ class PreparedEngines:
         wanted_slot = start.slot(program_identity())
         slots = [wanted_slot, *(slot for slot in self._slots_by_use() if slot != wanted_slot)]
         for slot in slots:
-            spec, client = self._read_spec(slot), self._connect_slot(slot)
+            spec = self._read_spec(slot)
+            client = self._connect_slot(slot)
             if (
                 spec is not None
                 and client is not None
@@ -349,7 +351,8 @@ class PreparedEngines:
         return self._clients[slot]
 
     def _start_process(self, slot: str) -> None:
-        spec, folder = self._read_spec(slot), self._folder / slot
+        spec = self._read_spec(slot)
+        folder = self._folder / slot
         if spec is None:
             return
         names = _learned_modules(folder)

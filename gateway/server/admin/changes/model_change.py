@@ -46,7 +46,8 @@ async def change_wish(
 ) -> Response:
     """The answer to a change by a JSON merge patch, with its effects. Raises PLAN_ERRORS,
     Conflict, StoreError."""
-    loop, old_wish = gateway.loop, model.wish
+    loop = gateway.loop
+    old_wish = model.wish
     wish = await loop.plan_preview.resolve(_patched_wish(old_wish, patch))
     result = None
     if may_need_restart(old_wish, wish) and wish.source is not None:

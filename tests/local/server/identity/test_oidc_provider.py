@@ -46,7 +46,7 @@ def client(provider_server: ScriptedProvider, **changes: Any) -> OidcProvider:
 
 
 def attempt() -> LoginAttempt:
-    return LoginAttempts().begin()[0]
+    return LoginAttempts().create()[0]
 
 
 async def test_a_good_token_names_a_person_with_groups(provider_server: ScriptedProvider) -> None:

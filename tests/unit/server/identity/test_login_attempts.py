@@ -52,7 +52,7 @@ def test_the_oldest_attempts_make_room() -> None:
 
 
 def test_no_secret_of_an_attempt_is_shown() -> None:
-    attempt, cookie = LoginAttempts().begin()
+    attempt, cookie = LoginAttempts().create()
     output = f"{attempt!r} {cookie!r}"
     for secret in (attempt.state, attempt.nonce, attempt.verifier, cookie):
         assert secret.reveal() not in output

@@ -24,7 +24,8 @@ MAX_NAMES = 20_000
 PATIENCE_S = 10.0
 """Seconds in which a process that a module starts may end."""
 _POLL_S = 0.02
-_THREAD, _PROCESS = "starts a thread", "starts a process"
+_THREAD = "starts a thread"
+_PROCESS = "starts a process"
 _CUDA_DRIVER = "libcuda.so.1"
 _PR_SET_PDEATHSIG = 1
 _NOT_INITIALIZED_CODE = 3
@@ -104,7 +105,8 @@ class ImportWatch:
         A trial ends at a module that no fork survives, and the next one is without that module.
         """
         for _ in range(MAX_TRIALS):
-            names, refused_names = self._learned_names(), dict(self.refused_names)
+            names = self._learned_names()
+            refused_names = dict(self.refused_names)
             count = self._trial(names)
             self.refused_names |= self._read_refusals()
             for name in names[:count]:

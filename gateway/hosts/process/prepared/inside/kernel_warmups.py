@@ -182,7 +182,8 @@ def description(value: Any) -> Any:
 
 def tensor_bytes(call: dict[str, Any]) -> int:
     """GPU memory that the tensors of a call take, with four bytes for each element at most."""
-    total, values = 0, [call["arguments"], list(call["options"].values())]
+    total = 0
+    values = [call["arguments"], list(call["options"].values())]
     while values:
         value = values.pop()
         if isinstance(value, list):

@@ -70,7 +70,9 @@ async def test_the_history_names_author_program_and_changes(tmp_path: Path) -> N
         (1, "admin", "API", "former"),
     ]
     assert rows[0]["changes"] == [{"field": "aliases", "former": "x", "present": "y"}]
-    assert rows[1]["changes"] == [{"field": "policy", "former": None, "present": "keep_alive=300.0"}]
+    assert rows[1]["changes"] == [
+        {"field": "policy", "former": None, "present": "keep_alive=300.0"}
+    ]
     assert {row["field"] for row in rows[3]["changes"]} == {"endpoints"}
     assert rows[0]["at"] > rows[3]["at"] > 1e9
 
