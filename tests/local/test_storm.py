@@ -99,7 +99,7 @@ def test_views_of_models_tell_their_phase_and_their_orders() -> None:
     assert orders(view, at_once=False) == (ModelOrder(512),)
     view["change"] = {
         "state": "underway",
-        "wish": [{"what": "max_context", "old": "512", "new": "256"}],
+        "wish": [{"field": "max_context", "former": "512", "present": "256"}],
     }
     assert phase(view) == "changing"
     assert orders(view, at_once=False) == (ModelOrder(256),)

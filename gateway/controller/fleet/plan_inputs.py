@@ -12,7 +12,16 @@ from gateway.domain.units import MIB
 # Free memory moves a little all the time. A plan needs more than this share of a device.
 _BAND_SHARE = 1 / 50
 _MIN_BAND_BYTES = 256 * MIB
-_GPU_FIELDS = ("uuid", "name", "capability", "total_bytes", "memory_kind", "mig", "lost", "kept")
+_GPU_FIELDS = (
+    "uuid",
+    "name",
+    "capability",
+    "total_bytes",
+    "memory_kind",
+    "mig",
+    "loss_reason",
+    "reservation_reason",
+)
 _MACHINE_FIELDS = ("arch", "cpu_features", "ram_total_bytes", "shm_bytes", "driver", "cuda_driver")
 
 FreeMemory = dict[str, tuple[int, int]]

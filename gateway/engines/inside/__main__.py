@@ -120,7 +120,7 @@ def answer_questions(answers: Any, output: TextIO, index: int, model: dict[str, 
         numbers = {"model": index, "question": number}
         clear_stand_in_uses()
         try:
-            answer = answers.answer_of(files, question["argv"])
+            answer = answers.answer_question(files, question["argv"])
             if (start := question.get("start")) is not None:
                 starts = importlib.import_module(f"{answers.__package__}.start")
                 rehearsal = starts.rehearse(files, start["argv"], start["kv_bytes"], error_text)

@@ -125,8 +125,8 @@ async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(
         async with clients(gateway):
             answer = await change(gateway, max_context=256)
             assert answer["restarts_engines"] is True
-            assert answer["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
-            assert {"what": "max model len", "old": "512", "new": "256"} in answer["plan"]
+            assert answer["wish"] == [{"field": "max_context", "former": "512", "present": "256"}]
+            assert {"field": "max model len", "former": "512", "present": "256"} in answer["plan"]
             view = await wait_until_settled(gateway)
         assert (view["wish"]["max_context"], view["change"]) == (256, None)
         old, new = view["attempts"]
@@ -162,7 +162,7 @@ async def test_the_old_wish_is_in_force_again_if_the_new_one_fails(
         assert (view["state"], view["wish"]["max_context"]) == ("ready", 512)
         assert view["change"]["state"] == "refused"
         assert "gibberish" in view["change"]["detail"]
-        assert view["change"]["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
+        assert view["change"]["wish"] == [{"field": "max_context", "former": "512", "present": "256"}]
         assert contexts(view) == [512]
         # A refused change does not stand in the way of the next one.
         await change(gateway, max_context=128)

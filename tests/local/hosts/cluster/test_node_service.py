@@ -184,7 +184,7 @@ async def test_a_network_in_use_is_not_measured(
     world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter((0, 10**9))
-    monkeypatch.setattr(network, "interface_of", lambda _: "eth0")
+    monkeypatch.setattr(network, "find_interface", lambda _: "eth0")
     monkeypatch.setattr(network, "traffic_bytes", lambda _: next(counts))
     async with service(world, lease_s=300):
         with pytest.raises(HostError, match="carries 4,000 MB/s now"):

@@ -222,7 +222,7 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
         )
         assert (response.status_code, response.json()["restarts_engines"]) == (200, False)
         assert response.json()["wish"] == [
-            {"what": "endpoint_key", "old": f"env:{name}", "new": "file:laid-1"}
+            {"field": "endpoint_key", "former": f"env:{name}", "present": "file:laid-1"}
         ]
         for _ in range(20):
             assert (await send_request(gateway))[0] == 200

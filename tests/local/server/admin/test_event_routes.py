@@ -109,7 +109,7 @@ async def test_the_life_of_a_model_is_reported_with_its_evidence(tmp_path: Path)
     assert "estimated maximum model length is 1024" in failure_event["data"]["failure"]["line"]
     fallback = next(event for event in events if event["kind"] == "plan.fallback")
     assert fallback["data"]["after"] == "kv_too_small"
-    assert {"what": "max model len", "old": "4096", "new": "1024"} in fallback["data"][
+    assert {"field": "max model len", "former": "4096", "present": "1024"} in fallback["data"][
         "differences"
     ]
     assert fallback["data"]["why"]["max_model_len"]["reason"]

@@ -20,7 +20,7 @@ MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
 def run_program(answer_of: Any) -> dict[str, Any]:
     out = io.StringIO()
     package = "gateway.engines.vllm.inside"
-    answer_questions(SimpleNamespace(answer_of=answer_of, __package__=package), out, 0, MODEL)
+    answer_questions(SimpleNamespace(answer_question=answer_of, __package__=package), out, 0, MODEL)
     document: dict[str, Any] = json.loads(out.getvalue())
     return document
 

@@ -84,7 +84,7 @@ async def test_a_backup_takes_the_gateways_knowledge_to_another_folder(tmp_path:
     )
     assert outcome.returncode == 0, outcome.stderr
     document = json.loads(outcome.stdout)
-    assert (document["models"], document["keys"], document["aside"]) == (1, 1, None)
+    assert (document["models"], document["keys"], document["former_folder"]) == (1, 1, None)
     async with running(second, script) as gateway:
         assert (await gateway.client.get("/admin/models")).status_code == 401
         gateway.client.headers["authorization"] = f"Bearer {answer.json()['key']}"
