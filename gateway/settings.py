@@ -111,7 +111,7 @@ class Settings(BaseModel):
         ),
     )
     prices: Path | None = Field(
-        None, description="YAML file with prices of models, for budgets of money: docs/api.md"
+        None, description="YAML file with prices of models, for budgets of money: docs/keys.md"
     )
     model_folders: str = Field(
         "~/models,/models,/srv/models",

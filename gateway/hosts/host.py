@@ -28,7 +28,7 @@ never listed, stopped or removed.
 * `conditions` returns how an engine with this `LaunchSpec.cache` would start now.
 * `prepare_fork` announces a start: a host that forks engines imports this one meanwhile. The start
   itself may differ, or never come.
-* `end_command` is for users: the gateway prints it when it leaves engines behind.
+* `stop_command` is for users: the gateway prints it when it leaves engines behind.
 * `processes` gives the living processes of the engine, its compilers included; none where the host
   cannot know, or nothing runs. In a paused container all are stopped.
 * Calls for different names may run at the same time.

@@ -33,7 +33,7 @@ class Cell(Value):
 def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
     """A cell for each of these engines ("kind==version"): its best plan, or the refusal that says
     most."""
-    cells_found = []
+    matrix_cells = []
     for engine in engines:
         pair_fields = {"model": decision.model, "hardware": decision.hardware}
         plan = next((plan for plan in decision.plans if str(plan.engine) == engine), None)
@@ -43,7 +43,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
                 "tensor_parallel": plan.tensor_parallel.value,
                 "pipeline_parallel": plan.pipeline_parallel.value,
             }
-            cells_found.append(
+            matrix_cells.append(
                 Cell(
                     **pair_fields,
                     **sizes,
@@ -57,19 +57,19 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
         elif rejections := [
             rejection for rejection in decision.rejected if str(rejection.engine) == engine
         ]:
-            worst = _main_refusal(rejections)
-            cells_found.append(
+            main_refusal = _main_refusal(rejections)
+            matrix_cells.append(
                 Cell(
                     **pair_fields,
-                    engine=worst.engine,
+                    engine=main_refusal.engine,
                     state="failing",
-                    verdict=worst.verdict,
-                    tensor_parallel=worst.tensor_parallel,
-                    pipeline_parallel=worst.pipeline_parallel,
-                    why="; ".join(worst.reasons),
+                    verdict=main_refusal.verdict,
+                    tensor_parallel=main_refusal.tensor_parallel,
+                    pipeline_parallel=main_refusal.pipeline_parallel,
+                    why="; ".join(main_refusal.reasons),
                 )
             )
-    return cells_found
+    return matrix_cells
 
 
 def _main_refusal(rejections: list[RejectedPlan]) -> RejectedPlan:

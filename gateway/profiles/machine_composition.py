@@ -41,9 +41,9 @@ def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardw
     parts = [term.part for term in terms for _ in range(term.count)]
     gpus = tuple(_part_of(gpu, part) for gpu, part in zip(gpus, parts, strict=True))
     links, link_notes = _composed_links(cards, parts, machines)
-    model_machine = _similar_machine(cards, machines)
-    ram_bytes, host_notes = _composed_ram(model_machine, gpus)
-    host = model_machine or machines[-1].evolve(
+    similar_machine = _similar_machine(cards, machines)
+    ram_bytes, host_notes = _composed_ram(similar_machine, gpus)
+    host = similar_machine or machines[-1].evolve(
         arch=_architecture(cards), cpu_name=None, cpu_features=()
     )
     return host.evolve(
@@ -138,14 +138,14 @@ def _composed_links(
     return links, ["links: as in the machines that fitserve knows with these cards, else unknown"]
 
 
-def _composed_ram(model_machine: Hardware | None, gpus: Sequence[Gpu]) -> tuple[int, list[str]]:
-    """Bytes of RAM, and a note on their source. model_machine: the most similar known one."""
-    if model_machine is not None and len(model_machine.gpus) >= len(gpus):
-        return model_machine.ram_total_bytes, [
+def _composed_ram(similar_machine: Hardware | None, gpus: Sequence[Gpu]) -> tuple[int, list[str]]:
+    """Bytes of RAM, and a note on their source. similar_machine: the most similar known one."""
+    if similar_machine is not None and len(similar_machine.gpus) >= len(gpus):
+        return similar_machine.ram_total_bytes, [
             "processor and RAM are those of the most similar machine that fitserve knows"
         ]
     gpu_bytes = sum(gpu.total_bytes or 0 for gpu in gpus)
-    known_bytes = model_machine.ram_total_bytes if model_machine is not None else 0
+    known_bytes = similar_machine.ram_total_bytes if similar_machine is not None else 0
     return max(_MIN_RAM_BYTES, gpu_bytes, known_bytes), [
         "RAM is an assumption: that of a known machine, or all memory of the GPUs"
     ]

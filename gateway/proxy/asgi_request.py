@@ -231,7 +231,7 @@ class AsgiRequest(RequestResponseCycle):
         self._connection.resume_upload()
 
     def close(self) -> None:
-        """End an incomplete answer. A complete answer ends by `_end_turn`."""
+        """End an incomplete answer. A complete answer ends by `_finish_turn`."""
         if not self.response_complete and not self.disconnected:
             self._connection.abort_answer(self)
 

@@ -44,7 +44,7 @@ def read_prices(file: Path | None) -> Prices:
     if content.mistakes:
         raise SettingsError(
             f"The prices cannot be read: {content.mistakes[0].describe_in(file)}.",
-            hint="docs/api.md has an example.",
+            hint="docs/keys.md has an example.",
         )
     try:
         prices = PriceList.model_validate(content.data)
@@ -58,5 +58,5 @@ def read_prices(file: Path | None) -> Prices:
 
 def _file_error(file: Path, problem: str) -> SettingsError:
     return SettingsError(
-        f"The prices of {file} cannot be read: {problem}.", hint="docs/api.md has an example."
+        f"The prices of {file} cannot be read: {problem}.", hint="docs/keys.md has an example."
     )

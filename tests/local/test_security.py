@@ -41,7 +41,7 @@ async def knock(gateway: Running, key: str | None, method: str, path: str) -> in
 
 @pytest.mark.anyio
 async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> None:
-    """Every cell of the table in docs/api.md is asked of the gateway that runs."""
+    """Every cell of the table in docs/keys.md is asked of the gateway that runs."""
     async with running(tmp_path, unused_script, admin_key=ADMIN, api_key=API) as gateway:
         gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
         scopes: tuple[Any, ...] = ("inference", "read", "admin")

@@ -68,9 +68,9 @@ def access_table() -> list[tuple[str, ...]]:
 
 
 def told_in_documents() -> list[tuple[str, ...]]:
-    """The same, as docs/api.md has it."""
+    """The same, as docs/keys.md has it."""
     table = (
-        (ROOT / "docs/api.md")
+        (ROOT / "docs/keys.md")
         .read_text()
         .partition(f"| call | {' | '.join(COLUMNS)} |\n")[2]
         .partition("\n\n")[0]
@@ -160,7 +160,7 @@ def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
 def test_s3_the_documents_list_every_route_with_the_answer_to_each_scope() -> None:
     table = access_table()
     rows = "\n".join(f"| `{call}` | {' | '.join(cells)} |" for call, *cells in table)
-    assert told_in_documents() == table, f"the table of docs/api.md is to be:\n{rows}"
+    assert told_in_documents() == table, f"the table of docs/keys.md is to be:\n{rows}"
 
 
 def test_s13_changes_are_never_a_get_and_need_admin() -> None:

@@ -59,15 +59,15 @@ class ShrinkSteps:
             replica.succession.unrouted_at = time.monotonic()
             await self._drains.wait_until_drained(old_attempt.instance_name)
             attempt = await self._attempts.start(replica, new_plan)
-            now = replica.attempt
-            if now is None or now.id != old_attempt.id:
+            current_attempt = replica.attempt
+            if current_attempt is None or current_attempt.id != old_attempt.id:
                 await self._attempts.drop(attempt)
                 return
             replica.attempt = attempt
             replica.succession.awaits_successor = True
             replica.cache_receivers = frozenset(requester)
-            # It may have become ready meanwhile.
-            await self._attempts.finish(replica, now)
+            # The old attempt may have become ready meanwhile.
+            await self._attempts.finish(replica, current_attempt)
         except FitserveError as error:
             model.no_giving_until_s = time.monotonic() + _RETRY_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))

@@ -41,7 +41,7 @@ class TrialSteps:
         return trial
 
     async def leave(self, model: ManagedModel) -> None:
-        """Stop the model's engines after their last answers, until `come_back`.
+        """Stop the model's engines after their last answers, until `restart_predecessors`.
 
         The next gateway brings them back too. Raises StoreError.
         """

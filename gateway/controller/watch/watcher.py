@@ -147,7 +147,7 @@ class Watcher:
         self._questions = questions
 
     def stop_questions(self) -> None:
-        """End the task of `keep_asking`, if any."""
+        """End the task of the questions, if any."""
         if self._questions is not None:
             self._questions.cancel()
 

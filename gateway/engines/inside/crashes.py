@@ -56,17 +56,22 @@ def crashed_in(error: BaseException, package: str) -> traceback.FrameSummary | N
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     lines = traceback.extract_tb(error.__traceback__)
-    engine = [n for n, line in enumerate(lines) if f"/{package}/" in _relative_path(line.filename)]
-    if not engine or not all(_is_library(line) for line in lines[engine[-1] + 1 :]):
+    positions = [
+        position
+        for position, line in enumerate(lines)
+        if f"/{package}/" in _relative_path(line.filename)
+    ]
+    if not positions or not all(_is_library(line) for line in lines[positions[-1] + 1 :]):
         return None
-    if (lines[-1].line or "").startswith(("raise", "assert")) and engine[-1] == len(lines) - 1:
-        return None  # a statement of the engine, which has its own words
-    if any(frames[number].f_code in _touched for number in engine[-2:]):
+    if (lines[-1].line or "").startswith(("raise", "assert")) and positions[-1] == len(lines) - 1:
+        # A statement of the engine has its own words.
         return None
-    reached = range(engine[-1], len(lines))
+    if any(frames[number].f_code in _touched for number in positions[-2:]):
+        return None
+    reached = range(positions[-1], len(lines))
     if any(_names_stand_in(frames[number], lines[number].line or "") for number in reached):
         return None
-    return None if is_stand_in(getattr(error, "obj", None)) else lines[engine[-1]]
+    return None if is_stand_in(getattr(error, "obj", None)) else lines[positions[-1]]
 
 
 def is_stand_in(value: object) -> bool:

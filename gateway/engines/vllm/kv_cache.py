@@ -293,10 +293,10 @@ def _grow_blocks(
     """The block of attention grows until its page holds a state (of `state` bytes), and the states'
     pages are padded to it."""
     recurrents = [group.recurrent for group in groups if group.recurrent is not None]
-    mamba = all(recurrent.kind not in ("gdn", "kda") for recurrent in recurrents)
+    are_all_mamba = all(recurrent.kind not in ("gdn", "kda") for recurrent in recurrents)
     states = 2 if caches_prefixes else 1
     step = block
-    if caches_prefixes and mamba and "states_at_every_block" in traits:
+    if caches_prefixes and are_all_mamba and "states_at_every_block" in traits:
         states = 0
         step = math.lcm(block, recurrents[0].chunk or 2048)
     elif caches_prefixes and "states_within_prefill" in traits:
@@ -306,7 +306,7 @@ def _grow_blocks(
         ):
             states = 3
             step = math.lcm(block, _DELTA_STEP)
-        elif mamba:
+        elif are_all_mamba:
             states = 3
     token = tables[0].page // tables[0].block if tables else 0
     if token:
@@ -332,11 +332,11 @@ def _merge_layers(tables: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
     """Layers with equal content are one kind, even if they differ otherwise."""
     if len(tables) < 2:
         return tuple(tables)
-    result: dict[BlockTable, int] = {}
+    layers_by_table: dict[BlockTable, int] = {}
     for table in tables:
-        kind = table.evolve(layers=0)
-        result[kind] = result.get(kind, 0) + table.layers
-    return tuple(kind.evolve(layers=layers) for kind, layers in result.items())
+        key_table = table.evolve(layers=0)
+        layers_by_table[key_table] = layers_by_table.get(key_table, 0) + table.layers
+    return tuple(table.evolve(layers=layers) for table, layers in layers_by_table.items())
 
 
 def _one_page(tables: Sequence[BlockTable], is_padded: bool) -> list[BlockTable]:

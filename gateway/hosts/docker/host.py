@@ -77,9 +77,8 @@ _RETRY_S = 0.1
 class DockerHost:
     """See the module's docstring and `Host`.
 
-    `instance` is the id of this installation. `allowed_images` are images that may be started or
-    asked;
-    None: the caller has checked.
+    instance: the id of this installation.
+    allowed_images: images that may be started or inquired; None: the caller has checked.
     """
 
     kind: str = "docker"
@@ -206,8 +205,8 @@ class DockerHost:
         try:
             async with (
                 conversation(path, attach, head_s=self._docker.timeout_s) as (
-                    answer_stream,
-                    log_stream,
+                    output_reader,
+                    input_writer,
                 ),
                 conversation(
                     path, f"{endpoint}/wait?condition=next-exit", head_s=self._docker.timeout_s
@@ -217,9 +216,9 @@ class DockerHost:
                     partial(_start_inquiry, container, image), _SLOW_CALL_TIMEOUT_S
                 )
                 # The input is written while output is read.
-                log_stream.write(script.input_bytes(document))
+                input_writer.write(script.input_bytes(document))
                 frames = bytearray()
-                while chunk := await answer_stream.read(CHUNK):
+                while chunk := await output_reader.read(CHUNK):
                     frames += chunk
                     for source, text in whole_frames(frames):
                         if source == 2:

@@ -153,27 +153,29 @@ def quantized_variants(hub: Hub, name: str) -> list[FoundModel]:
 
 def cached_models(hub: Hub, words: str) -> list[FoundModel]:
     """Models in the cache of the Hub on this machine, with all these words in their names."""
-    cached_models = (FoundModel(name, str(folder)) for name, folder in hub.disk.newest_folders())
-    return [model for model in cached_models if _has_words(model, words)]
+    models = (FoundModel(name, str(folder)) for name, folder in hub.disk.newest_folders())
+    return [model for model in models if _has_words(model, words)]
 
 
 def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
     """Models in these folders or below, with all these words in their paths. Raises BadRequest for
     a folder that is not there."""
-    starts = [_absolute(start) for start in folders]
-    if missing_paths := [start for start in starts if not _is_folder(start)]:
+    folder_paths = [_absolute(folder) for folder in folders]
+    if missing_paths := [path for path in folder_paths if not _is_folder(path)]:
         raise BadRequest(
             f"There is no folder {str(missing_paths[0])[:200]}.",
             hint="Name a folder of this machine that contains models.",
         )
-    if foreign_names := [str(start) for start in starts if not is_readable(str(start))]:
+    if foreign_names := [str(start) for start in folder_paths if not is_readable(str(start))]:
         raise BadRequest(
             f"{foreign_names[0][:200]!r} cannot be named in a request: it has control characters,"
             " or bytes that are not text.",
             hint="Rename the folder with printable characters.",
         )
     found_models = (
-        FoundModel(str(folder), str(folder)) for start in starts for folder in _model_folders(start)
+        FoundModel(str(folder), str(folder))
+        for start in folder_paths
+        for folder in _model_folders(start)
     )
     return [model for model in found_models if _has_words(model, words)]
 

@@ -96,13 +96,13 @@ def _node_kind(nodes: Sequence[Node], promised_bytes: Mapping[str, int]) -> Node
         return NodeKind((nodes[0],), first, promised_bytes)
     columns = list(zip(*(node.hardware.gpus for node in nodes), strict=True))
     gpus = tuple(
-        gpus[0].evolve(free_bytes=min(free_bytes))
-        if (free_bytes := _known_free_bytes(gpus))
-        else gpus[0]
-        for gpus in columns
+        column[0].evolve(free_bytes=min(free_bytes))
+        if (free_bytes := _known_free_bytes(column))
+        else column[0]
+        for column in columns
     )
     max_promised = {
-        gpus[0].uuid: max(promised_bytes.get(gpu.uuid, 0) for gpu in gpus) for gpus in columns
+        column[0].uuid: max(promised_bytes.get(gpu.uuid, 0) for gpu in column) for column in columns
     }
     return NodeKind(tuple(nodes), first.evolve(gpus=gpus), max_promised)
 

@@ -1,8 +1,8 @@
 """Usage by day, key and model: requests and tokens, counted when requests end.
 
 A stream reports its tokens if its client asks (`stream_options.include_usage`) or the engine always
-does. Answers that do not report the prompt count as `untold`. Missing tokens are estimated from
-bytes, in a column of their own.
+does. Answers that do not report the prompt count as `requests_without_usage`. Missing tokens are
+estimated from bytes, in a column of their own.
 """
 
 from __future__ import annotations

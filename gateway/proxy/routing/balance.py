@@ -1,9 +1,9 @@
 """Choice of a replica for a call, by arithmetic over outstanding tokens.
 
-Each call weighs the tokens that it may cost (`weigh`). Candidates are replicas with at most BOUND
-times the mean of outstanding tokens. The beginning of the prompt hashes to one of them, so the KV
-cache there probably holds that beginning. The least loaded replica is never above the mean, so one
-always qualifies, and a popular prompt loads no engine beyond the bound.
+Each call weighs the tokens that it may cost (`estimate_tokens`). Candidates are replicas with at
+most BOUND times the mean of outstanding tokens. The beginning of the prompt hashes to one of them,
+so the KV cache there probably holds that beginning. The least loaded replica is never above the
+mean, so one always qualifies, and a popular prompt loads no engine beyond the bound.
 """
 
 from __future__ import annotations

@@ -62,14 +62,14 @@ async def list_keys(request: Request) -> KeyList:
         if name in keys.fixed_names
     ]
     uses = uses_by_owner(await asyncio.to_thread(keyring.budget_uses))
-    created_key = [
+    created_keys = [
         KeyView.model_validate(
             key.grant.model_dump()
             | {"created_at": key.created_at, "used": uses.get(f"key {key.grant.name}", ())}
         )
         for key in keyring.stored_keys
     ]
-    return KeyList(data=(*fixed_keys, *created_key))
+    return KeyList(data=(*fixed_keys, *created_keys))
 
 
 @router.delete("/{name}", responses=errors(NotFound, Conflict, StoreError))

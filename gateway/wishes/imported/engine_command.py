@@ -28,8 +28,9 @@ _STARTS = (
 _SHORT_FORMS = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
+    "-dp": "data-parallel-size",
     "-q": "quantization",
-} | {"-dp": "data-parallel-size"}
+}
 _LISTS = ("served-model-name", "lora-modules", "lora-paths")
 # Options of `docker run` and `podman run` without a value.
 _CONTAINER_SWITCHES = (
@@ -260,7 +261,7 @@ class FlagReader:
             case "lora-modules" | "lora-paths":
                 self._add_adapters(values)
             case "speculative-config":
-                self._speculation(value)
+                self._add_speculation(value)
             case "trust-remote-code":
                 self._fields.setdefault("policy", {})["allow_remote_code"] = True
                 self._notices.append(
@@ -314,7 +315,7 @@ class FlagReader:
             if "=" not in value or value[0] == "{":
                 self._notices.append(f"LoRA {value!r}: write it as `loras: {{NAME: SOURCE}}`.")
 
-    def _speculation(self, value: str) -> None:
+    def _add_speculation(self, value: str) -> None:
         """The drafter or method of vLLM's --speculative-config."""
         try:
             config = json.loads(value)

@@ -26,8 +26,8 @@ class Linear:
 
     Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of
     experts, of which there are `experts`. A cut never splits one of `heads`; `kv_heads` are
-    repeated where ranks outnumber them. Both are 0 elsewhere. `units` are those of Built. A `bias`
-    is cut as the outputs are: not at all where `shard` cuts the inputs.
+    repeated where ranks outnumber them. Both are 0 elsewhere. `units` are those of LinearLayer. A
+    `bias` is cut as the outputs are: not at all where `shard` cuts the inputs.
 
     is_exact: its products are float32.
     numbers: the numbers of the model's layers that contain them.

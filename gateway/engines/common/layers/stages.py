@@ -1,8 +1,8 @@
 """Layers of one pipeline stage. Pure.
 
-    stage(built, engine, kind, architecture, stages) -> the fullest stage of the engine's own split
-    stage_model(built, layers, part, repeated_parts) -> one stage of a split
-    heaviest_stage(built, layers, repeated_parts) -> the stage with the most bytes of weights
+    stage(built_model, engine, kind, architecture, stages) -> the fullest stage of its split
+    stage_model(built_model, layers, stage_index, repeated_parts) -> one stage of a split
+    heaviest_stage(built_model, layers, repeated_parts) -> the stage with the most bytes of weights
 
 Compared with the layers that the engines build by tests/conformance/golden/stage-*.json and
 sglang_stage-*.json.
@@ -53,8 +53,8 @@ def split_layers(built_model: BuiltModel, kind: EngineKind, stages: int) -> tupl
 def parts_of_every_stage(engine: Engine, architecture: str) -> frozenset[str]:
     """Parts that every stage has: embedding, head, towers."""
     return frozenset(
-        stage_index
-        for stage_index, names in engine.every_stage.items()
+        part
+        for part, names in engine.every_stage.items()
         if architecture in names or EVERY_ARCHITECTURE in names
     )
 
@@ -136,7 +136,7 @@ def _stage_part(
 ) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
     linears = []
-    rest_groups = []
+    other_tensors = []
     for layer in built_model.linears:
         numbers = _stage_layer_numbers(layer, layers, stage_index, repeated_parts)
         if numbers:
@@ -146,10 +146,10 @@ def _stage_part(
         if tensor.shard != "vocab" and (
             tensor.name.startswith(_STACKS) or not built_model.is_known
         ):
-            changed_group = tensor.evolve(count=_share(tensor.count, layers, stage_index))
-            rest_groups.append(changed_group)
+            stage_group = tensor.evolve(count=_share(tensor.count, layers, stage_index))
+            other_tensors.append(stage_group)
         elif _is_at_end(tensor, layers, stage_index, repeated_parts, tied):
-            rest_groups.append(tensor)
+            other_tensors.append(tensor)
     attention = tuple(
         [
             _replace_layers(group, count)
@@ -158,7 +158,7 @@ def _stage_part(
     )
     return BuiltModel(
         linears=tuple(linears),
-        other_tensors=tuple(rest_groups),
+        other_tensors=tuple(other_tensors),
         attention=attention,
         is_known=built_model.is_known,
         assumed=built_model.assumed,
@@ -232,8 +232,8 @@ def _share(count: int, layers: Sequence[int], stage_index: int) -> int:
 
 
 def _replace_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
-    changed_group = group.evolve(layers=layers)
-    return group if layers == group.layers else changed_group
+    stage_group = group.evolve(layers=layers)
+    return group if layers == group.layers else stage_group
 
 
 def _stage_bits(

@@ -91,7 +91,7 @@ class _ListedLayers(NamedTuple):
         return not self.listed_names and not _is_packed(layer, self.packed_names)
 
     def lists(self, names: Sequence[str]) -> bool:
-        """Whether config.json lists the modules of a layer. Raises as `all_or_none`."""
+        """Whether config.json lists the modules of a layer. Raises as `has_all_or_none`."""
         return has_all_or_none(
             names, lambda name: any(entry in name for entry in self.listed_names)
         )

@@ -97,7 +97,7 @@ class PreparedEngines:
         """Names and pids of engines that have listened, or ended before."""
 
     def request_process(self, start: ProcessStart) -> None:
-        """Have a process prepared for this start by the next `tend`."""
+        """Have a process prepared for this start by the next `refresh_processes`."""
         if start.module is None:
             return
         with self._lock:

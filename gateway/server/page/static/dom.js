@@ -30,7 +30,7 @@ export function svg(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Sets an attribute, or takes it away; leaves what is so already. */
+/** Sets or removes an attribute. An equal value is left alone. */
 export function attribute(element, name, value) {
   if (value === null || value === undefined || value === false) element.removeAttribute(name);
   else if (element.getAttribute(name) !== String(value === true ? "" : value))

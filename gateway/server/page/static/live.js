@@ -16,78 +16,78 @@ export class Live extends EventTarget {
   /** Names of models that this page added, until the state has them. */
   added = new Set();
   /** Seconds by which the gateway's clock is ahead of this browser's. */
-  #ahead = 0;
+  #clockOffsetS = 0;
   #stop = null;
 
   /** A page that nobody sees costs the gateway nothing. */
   follow() {
-    const look = () => (document.hidden ? this.#end() : this.#begin());
-    document.addEventListener("visibilitychange", look);
-    look();
+    const toggle = () => (document.hidden ? this.#stopReading() : this.#startReading());
+    document.addEventListener("visibilitychange", toggle);
+    toggle();
   }
 
   /** The time of the gateway's clock, in Unix seconds. */
   now() {
-    return Date.now() / 1000 + this.#ahead;
+    return Date.now() / 1000 + this.#clockOffsetS;
   }
 
   model(name) {
     return this.state.models?.find((model) => model.name === name) ?? null;
   }
 
-  #end() {
+  #stopReading() {
     this.#stop?.abort();
     this.#stop = null;
   }
 
-  #begin() {
+  #startReading() {
     if (this.#stop) return;
     this.#stop = new AbortController();
     this.#read(this.#stop.signal);
   }
 
-  async #read(ended) {
+  async #read(signal) {
     let pauseS = 1;
-    while (!ended.aborted) {
+    while (!signal.aborted) {
       const controller = new AbortController();
-      const end = () => controller.abort();
-      ended.addEventListener("abort", end);
-      let silence = setTimeout(end, DEAD_MS);
+      const abort = () => controller.abort();
+      signal.addEventListener("abort", abort);
+      let silence = setTimeout(abort, DEAD_MS);
       try {
-        let first = true;
-        const { signal } = controller;
-        for await (const data of events("GET", "/admin/live", undefined, { signal })) {
+        let isFirst = true;
+        const options = { signal: controller.signal };
+        for await (const data of events("GET", "/admin/live", undefined, options)) {
           clearTimeout(silence);
-          silence = setTimeout(end, DEAD_MS);
-          this.#take(JSON.parse(data), first);
-          first = false;
+          silence = setTimeout(abort, DEAD_MS);
+          this.#merge(JSON.parse(data), isFirst);
+          isFirst = false;
           pauseS = 1;
         }
       } catch (error) {
-        if (!ended.aborted) console.debug("the live stream ended:", error.message);
+        if (!signal.aborted) console.debug("the live stream ended:", error.message);
       }
       clearTimeout(silence);
-      ended.removeEventListener("abort", end);
-      if (ended.aborted) return;
-      this.#tell(false);
+      signal.removeEventListener("abort", abort);
+      if (signal.aborted) return;
+      this.#publish(false);
       await new Promise((resume) => setTimeout(resume, pauseS * 1000));
       pauseS = Math.min(pauseS * 2, MAX_REST_S);
     }
   }
 
-  #take(parts, first) {
+  #merge(parts, isFirst) {
     const additions = parts.points ?? [];
     // The clock of the gateway may have been set back.
-    const earlier = first
+    const formerPoints = isFirst
       ? []
       : this.state.points.filter((point) => !additions.length || point.at < additions[0].at);
-    const points = [...earlier, ...additions].slice(-MAX_POINTS);
+    const points = [...formerPoints, ...additions].slice(-MAX_POINTS);
     this.state = { ...this.state, ...parts, points };
-    this.#ahead = parts.at - Date.now() / 1000;
-    this.#tell(true);
+    this.#clockOffsetS = parts.at - Date.now() / 1000;
+    this.#publish(true);
   }
 
-  #tell(connected) {
+  #publish(connected) {
     this.connected = connected;
     this.dispatchEvent(new Event("change"));
   }

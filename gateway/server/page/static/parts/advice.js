@@ -39,7 +39,7 @@ export function adviceParts(advice) {
   });
 }
 
-/** Shows the advice in an element; leaves what is shown already. */
+/** Shows the advice in an element. Equal advice is left alone. */
 export function showAdvice(element, advice) {
   if (element.advice === advice && element.textContent === element.adviceText) return;
   fill(element, ...adviceParts(advice));

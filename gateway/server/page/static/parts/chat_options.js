@@ -1,4 +1,4 @@
-// Settings of a chat: one row of the table for each; what is empty is left to the model.
+// Settings of a chat, one row of the table each. The model decides empty ones.
 import { h } from "../dom.js";
 import { TOOLS } from "./chat_tools.js";
 

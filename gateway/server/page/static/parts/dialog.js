@@ -30,7 +30,7 @@ export function show(title, build) {
 
 /**
  * @param {string} title
- * @param {string} detail  what it does, in a sentence
+ * @param {string} detail  the effect, in a sentence
  * @param {{action: string, danger?: boolean, more?: any[]}} options  more: what stands above the
  *   buttons
  * @returns {Promise<boolean>}

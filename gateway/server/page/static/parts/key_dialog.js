@@ -2,7 +2,7 @@
 import { h } from "../dom.js";
 
 /**
- * @param {string} problem  what was wrong with the last one
+ * @param {string} problem  the error of the last one
  * @param {(() => void) | null} signIn  the way to a login; null: there is none
  * @returns {Promise<string>}
  */

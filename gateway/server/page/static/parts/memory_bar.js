@@ -1,4 +1,4 @@
-// Memory of one GPU or of the machine: what engines may take, by model, and what is used now.
+// Memory of one GPU or of the machine: planned by model, and in use.
 import { h, syncChildren, text } from "../dom.js";
 import { bytes } from "../format.js";
 

@@ -1,5 +1,4 @@
-// One message of a chat: its text, thoughts folded away, pictures, calls of tools, and what can be
-// done with it.
+// One message of a chat: its text, folded thoughts, pictures, calls of tools, and its actions.
 import { attribute, fill, h, text } from "../dom.js";
 import { showAdvice } from "./advice.js";
 import { imageView } from "./chat_images.js";

@@ -1,4 +1,4 @@
-// Notes on what just happened, in the corner, and read aloud.
+// Notes on recent events, in the corner, and read aloud.
 import { h } from "../dom.js";
 import { adviceParts } from "./advice.js";
 
@@ -18,7 +18,7 @@ export function note(message, bad = false) {
 }
 
 /**
- * Runs what a button does; what goes wrong is said.
+ * Runs the action of a button, and shows its error.
  * @returns {Promise<boolean>} whether it went well
  */
 export async function attempt(work) {

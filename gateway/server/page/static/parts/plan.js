@@ -1,5 +1,4 @@
-// A whole plan: its results, the reason for each choice, the resources it takes, and what was ruled
-// out.
+// A whole plan: results, the reason for each choice, resources, and rejected candidates.
 import { h } from "../dom.js";
 import { bytes, latency, number, plural, tokens } from "../format.js";
 import { adviceParts } from "./advice.js";
@@ -197,7 +196,7 @@ export function planCommand(plan) {
   );
 }
 
-/** The other plans of a decision, and what was ruled out. */
+/** The other plans of a decision, and the rejected candidates. */
 export function otherPlans(decision) {
   const alternatives = decision.plans
     .slice(1)

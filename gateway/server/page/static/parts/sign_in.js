@@ -11,7 +11,7 @@ let issuedAt = -MIN_LIFE_MS;
 
 /**
  * A key for this tab; asks for it where nobody is signed in.
- * @param {string} problem  what was wrong with the last one @returns {Promise<string>}
+ * @param {string} problem  the error of the last one @returns {Promise<string>}
  */
 export function obtainKey(problem) {
   pending ??= obtain(problem).finally(() => (pending = null));

@@ -1,5 +1,4 @@
-// The form of a wish: what a model is to be. One row of the table per field; what is not here is
-// set by the command line.
+// The form of a wish, one row of the table per field. The command line sets all other fields.
 import { attribute, fill, h } from "../dom.js";
 
 /**
@@ -165,7 +164,7 @@ export const ENDPOINT_FIELDS = {
   ],
 };
 
-/** Of a model that is there. */
+/** The fields of an existing model. */
 export const fieldsOf = (wish) =>
   wish.endpoints.length ? { "": [WHERE, ...ENDPOINT_FIELDS[""]] } : FIELDS;
 
@@ -237,7 +236,7 @@ export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) 
   };
 }
 
-/** The merge patch that turns `before` into `after`, only of the fields that `after` has. */
+/** The merge patch that turns `formerFields` into `newFields`, only of the fields of the latter. */
 export function patchOf(formerFields, newFields) {
   /** @type {Record<string, any>} */
   const patch = {};
@@ -361,7 +360,7 @@ function flagOf(line) {
 
 /**
  * The differences that a change makes, as rows.
- * @param {{what: string, old: string | null, new: string | null}[]} rows
+ * @param {{field: string, former: string | null, present: string | null}[]} rows
  */
 export function differences(rows) {
   const list = h("ul", { class: "differences" });

@@ -235,7 +235,7 @@ export function chat({ live }, fixed = "") {
     if (place !== null) ask.focus();
   }
 
-  /** Asks once more for an answer, and drops what came after it. */
+  /** Asks once more for an answer, and drops the later messages. */
   function repeat(place) {
     if (answering) return;
     if (edited !== null) edit(null);
@@ -332,7 +332,7 @@ function figures({ began, first, last, usage, end }) {
     .join(" · ");
 }
 
-/** Adds what a piece of the answer brings; whether it brought anything. */
+/** Adds a piece of the answer. Returns whether the piece had text. */
 function take(reply, delta) {
   const thought = delta.reasoning_content ?? delta.reasoning ?? "";
   reply.reasoning += thought;

@@ -102,7 +102,7 @@ export function history() {
   };
 }
 
-/** The choices of a filter; what was chosen stays. */
+/** The choices of a filter. The chosen one stays. */
 function choose(select, allLabel, names) {
   const choices = ["", ...names];
   if ([...select.options].map((option) => option.value).join("\n") === choices.join("\n")) return;

@@ -1,4 +1,4 @@
-// Keys of callers: who may call, for what, and how much.
+// Keys of callers with their scopes, models, limits and budgets.
 import { call, hasKey, useKey } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { moment, number } from "../format.js";

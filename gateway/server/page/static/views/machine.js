@@ -1,4 +1,4 @@
-// The GPUs with their memory: what is planned for whom, and what is used.
+// The GPUs with their memory: planned by model, and in use.
 import { attribute, h, syncChildren, text } from "../dom.js";
 import { bytes, duration } from "../format.js";
 import { memoryBar } from "../parts/memory_bar.js";

@@ -1,4 +1,4 @@
-// An address that leads nowhere: what is not there, and where one may have wanted to go.
+// An address without a view, with links to the likely ones.
 import { h } from "../dom.js";
 
 /**

@@ -1,4 +1,4 @@
-// One model: what runs and why, every start, the log, a chat, and what can be done with it.
+// One model: its plan with reasons, every start, the log, a chat, and its actions.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { isSaid, moment, plural } from "../format.js";

@@ -1,4 +1,4 @@
-// All models: state, engine, requests, and what can be done with each.
+// All models: state, engine, requests, and actions.
 import { attribute, h, syncChildren, text } from "../dom.js";
 import { duration, isSaid, plural, tokens } from "../format.js";
 import { showAdvice } from "../parts/advice.js";

@@ -1,4 +1,4 @@
-// The first page: the machine, its models, and what they do.
+// The first page: the machine, its models, and their traffic.
 import { h } from "../dom.js";
 import { machineCard } from "./machine.js";
 import { modelTable } from "./model_table.js";
