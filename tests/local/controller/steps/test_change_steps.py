@@ -162,7 +162,9 @@ async def test_the_old_wish_is_in_force_again_if_the_new_one_fails(
         assert (view["state"], view["wish"]["max_context"]) == ("ready", 512)
         assert view["change"]["state"] == "refused"
         assert "gibberish" in view["change"]["detail"]
-        assert view["change"]["wish"] == [{"field": "max_context", "former": "512", "present": "256"}]
+        assert view["change"]["wish"] == [
+            {"field": "max_context", "former": "512", "present": "256"}
+        ]
         assert contexts(view) == [512]
         # A refused change does not stand in the way of the next one.
         await change(gateway, max_context=128)
