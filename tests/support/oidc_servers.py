@@ -23,7 +23,7 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, RSAKey
 
 from tests.contract.process_harness import free_port
-from tests.support.patience import Patience
+from tests.support.patience import Patience, hang_s
 
 
 @contextlib.contextmanager
@@ -40,13 +40,15 @@ def real_provider(users: dict[str, dict[str, Any]]) -> Iterator[str]:
         patience = Patience()
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/jwks", trust_env=False).status_code == 200:
+                if httpx.get(f"{url}/jwks", trust_env=False, timeout=hang_s()).status_code == 200:
                     break
             assert process.poll() is None, "the provider did not start"
             assert not patience.is_over()
             time.sleep(patience.pause_s(0.05))
         for subject, claims in users.items():
-            answer = httpx.put(f"{url}/users/{subject}", json=claims, trust_env=False)
+            answer = httpx.put(
+                f"{url}/users/{subject}", json=claims, trust_env=False, timeout=hang_s()
+            )
             assert answer.status_code == 204, answer.text
         yield url
     finally:

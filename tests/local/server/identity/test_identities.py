@@ -238,14 +238,18 @@ def test_workers_know_the_keys_of_pages_and_no_header(tmp_path: Path) -> None:
         # Each connection may lead to another worker.
         for headers in ({}, ANN):
             for _ in range(8):
-                answer = httpx.get(f"{server.url}/v1/models", headers=headers, trust_env=False)
+                answer = httpx.get(
+                    f"{server.url}/v1/models", headers=headers, trust_env=False, timeout=hang_s()
+                )
                 assert answer.status_code in (401, 403)
         key = client.post("/auth/token", headers=ANN).json()["key"]
         headers = {"authorization": f"Bearer {key}"}
         patience = Patience()
         for _ in range(8):
             while (
-                httpx.get(f"{server.url}/v1/models", headers=headers, trust_env=False).status_code
+                httpx.get(
+                    f"{server.url}/v1/models", headers=headers, trust_env=False, timeout=hang_s()
+                ).status_code
                 != 200
             ):
                 assert not patience.is_over()
