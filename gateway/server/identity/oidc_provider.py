@@ -1,13 +1,15 @@
 """The OpenID Connect provider of FITSERVE_OIDC_ISSUER, by Authlib and joserfc.
 
 Discovery and keys are read when they are needed, and again after an hour. A token with an unknown
-key has the keys read again, at most every half minute.
+key has the keys read again, at most every half minute. A provider that fails has a rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from authlib.common.errors import AuthlibBaseError
 from authlib.common.urls import add_params_to_uri
-from authlib.integrations.httpx_client import AsyncOAuth2Client
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from authlib.oidc.core import CodeIDToken
 from joserfc import jwt
 from joserfc.errors import ExpiredTokenError, InvalidKeyIdError, JoseError
@@ -37,6 +38,8 @@ LEEWAY_S = 60
 _TIMEOUT_S = 10.0
 _LIFE_S = 3600.0
 _MIN_READ_S = 30.0
+# Rest of a provider that cannot be read, so that no request waits behind many others.
+_REST_S = 5.0
 _MAX_BYTES = 1024 * 1024
 # Signatures by public keys only, so that a client's secret signs nothing.
 _ALGORITHMS = (
@@ -78,7 +81,7 @@ class OidcSettings:
 class SignedPerson:
     """A person by a checked token.
 
-    ends_at: Unix time of the token's end.
+    ends_at: Unix time of the token's end, with the difference between clocks.
     """
 
     person: Person
@@ -93,20 +96,25 @@ class OidcProvider:
         self._settings = settings
         self._lock = asyncio.Lock()
         self._metadata: Mapping[str, Any] = {}
-        self._metadata_at = self._keys_at = -_LIFE_S
+        self._metadata_at = self._keys_at = self._failed_at = -_LIFE_S
         self._keys: KeySet | None = None
+        self._failure = ""
+        """The cause why the provider could not be read."""
 
     async def login_url(self, attempt: LoginAttempt) -> str:
         """The address of the provider for one login. Raises NotReady."""
         metadata = await self._read_metadata()
-        async with self._client() as client:
-            url, _ = client.create_authorization_url(
-                metadata["authorization_endpoint"],
-                state=attempt.state.reveal(),
-                nonce=attempt.nonce.reveal(),
-                code_verifier=attempt.verifier.reveal(),
-            )
-        return str(url)
+        fields = {
+            "response_type": "code",
+            "client_id": self._settings.client_id,
+            "redirect_uri": self._redirect_uri,
+            "scope": self._settings.scopes,
+            "state": attempt.state.reveal(),
+            "nonce": attempt.nonce.reveal(),
+            "code_challenge": create_s256_code_challenge(attempt.verifier.reveal()),
+            "code_challenge_method": "S256",
+        }
+        return str(add_params_to_uri(metadata["authorization_endpoint"], fields))
 
     async def sign_in(self, code: str, issuer: str | None, attempt: LoginAttempt) -> SignedPerson:
         """The person with the provider's answer to a login.
@@ -120,17 +128,11 @@ class OidcProvider:
         if (issuer is not None or is_named) and issuer != self._settings.issuer:
             raise _refused_error("its answer names another issuer")
         try:
-            async with self._client() as client:
-                token = await client.fetch_token(
-                    metadata["token_endpoint"],
-                    grant_type="authorization_code",
-                    code=code,
-                    code_verifier=attempt.verifier.reveal(),
-                )
+            token = await self._exchange_code(metadata["token_endpoint"], code, attempt)
         except httpx.HTTPError as error:
-            raise self._unreachable_error(error) from None
-        except (AuthlibBaseError, ValueError) as error:
-            raise _refused_error(f"it gave no token ({type(error).__name__})") from None
+            raise self._unreachable_error(short_reason(error)) from None
+        except ValueError as error:
+            raise _refused_error(f"it gave no token, as {error}") from None
         id_token = token.get("id_token")
         if not isinstance(id_token, str):
             raise _refused_error("it gave no ID token")
@@ -179,7 +181,7 @@ class OidcProvider:
         """The address at which the provider ends its own session; None: it has none."""
         metadata = await self._read_metadata()
         endpoint = metadata.get("end_session_endpoint")
-        if not isinstance(endpoint, str):
+        if not is_safe_url(endpoint):
             return None
         fields = {
             "id_token_hint": id_token.reveal(),
@@ -204,10 +206,15 @@ class OidcProvider:
                 hint="Verify it there, or the operator names another claim in"
                 " FITSERVE_OIDC_USER_CLAIM.",
             )
-        groups = claims.get(settings.groups_claim, ())
+        groups = claims.get(settings.groups_claim)
         groups = [groups] if isinstance(groups, str) else groups
-        names = [group for group in groups if isinstance(group, str)] if groups else []
-        return SignedPerson(make_person(name, names), Secret(token), float(claims["exp"]))
+        names = (
+            [group for group in groups if isinstance(group, str)]
+            if isinstance(groups, list)
+            else []
+        )
+        ends_at = float(claims["exp"]) + LEEWAY_S
+        return SignedPerson(make_person(name, names), Secret(token), ends_at)
 
     async def _decode(self, token: str) -> jwt.Token:
         """A token whose signature is right. Raises Unauthorized, NotReady."""
@@ -231,15 +238,16 @@ class OidcProvider:
         async with self._lock:
             if time.monotonic() - self._metadata_at < _LIFE_S:
                 return self._metadata
+            self._check_rest()
             issuer = self._settings.issuer
             try:
                 metadata = await _read_json(
-                    f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+                    "GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration"
                 )
                 _check_metadata(metadata, issuer)
             except (httpx.HTTPError, ValueError) as error:
                 if not self._metadata:
-                    raise self._unreachable_error(error) from None
+                    raise self._first_read_error(error) from None
                 log.warning("the OIDC provider cannot be read again", problem=str(error))
                 metadata = dict(self._metadata)
             self._metadata, self._metadata_at = metadata, time.monotonic()
@@ -254,39 +262,61 @@ class OidcProvider:
             age_s = time.monotonic() - self._keys_at
             if self._keys is not None and age_s < (_MIN_READ_S if is_old else _LIFE_S):
                 return self._keys
+            self._check_rest()
             try:
-                document = await _read_json(self._metadata["jwks_uri"])
+                document = await _read_json("GET", self._metadata["jwks_uri"])
                 rows = document.get("keys")
                 keys = [row for row in rows if _is_signing_key(row)] if rows else []
                 self._keys = KeySet.import_key_set({"keys": keys})
             except (httpx.HTTPError, JoseError, ValueError, TypeError) as error:
                 if self._keys is None:
-                    raise self._unreachable_error(error) from None
+                    raise self._first_read_error(error) from None
                 log.warning("the keys of the OIDC provider cannot be read", problem=str(error))
             self._keys_at = time.monotonic()
             return self._keys
 
-    def _client(self) -> AsyncOAuth2Client:
-        settings = self._settings
-        secret = settings.client_secret
-        return AsyncOAuth2Client(
-            settings.client_id,
-            secret.reveal() if secret is not None else None,
-            token_endpoint_auth_method="none" if secret is None else self._auth_method(),
-            scope=settings.scopes,
-            redirect_uri=f"{settings.url}{CALLBACK_PATH}",
-            code_challenge_method="S256",
-            timeout=_TIMEOUT_S,
-        )
+    @property
+    def _redirect_uri(self) -> str:
+        return f"{self._settings.url}{CALLBACK_PATH}"
 
-    def _auth_method(self) -> str:
+    async def _exchange_code(self, url: str, code: str, attempt: LoginAttempt) -> Mapping[str, Any]:
+        """The tokens for a code. Raises HTTPError, ValueError."""
+        client_id = self._settings.client_id
+        secret = self._settings.client_secret
+        fields = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self._redirect_uri,
+            "code_verifier": attempt.verifier.reveal(),
+        }
+        if secret is None:
+            return await _read_json("POST", url, {**fields, "client_id": client_id})
+        password = secret.reveal()
+        if self._takes_basic():
+            return await _read_json("POST", url, fields, httpx.BasicAuth(client_id, password))
+        client_fields = {"client_id": client_id, "client_secret": password}
+        return await _read_json("POST", url, {**fields, **client_fields})
+
+    def _takes_basic(self) -> bool:
+        """Whether the provider takes the client's secret as HTTP Basic."""
         methods = self._metadata.get("token_endpoint_auth_methods_supported")
-        is_basic = not methods or "client_secret_basic" in methods
-        return "client_secret_basic" if is_basic else "client_secret_post"
+        return not isinstance(methods, list) or not methods or "client_secret_basic" in methods
 
-    def _unreachable_error(self, error: Exception) -> NotReady:
+    def _check_rest(self) -> None:
+        """Raise NotReady where the provider failed a moment ago and nothing of it is known."""
+        is_known = self._metadata and self._keys is not None
+        if not is_known and time.monotonic() - self._failed_at < _REST_S:
+            raise self._unreachable_error(self._failure)
+
+    def _first_read_error(self, error: Exception) -> NotReady:
+        """Note the failure for a rest, and make its error."""
+        self._failed_at = time.monotonic()
+        self._failure = short_reason(error)
+        return self._unreachable_error(self._failure)
+
+    def _unreachable_error(self, reason: str) -> NotReady:
         return NotReady(
-            f"The OIDC provider {self._settings.issuer} cannot be used: {short_reason(error)}.",
+            f"The OIDC provider {self._settings.issuer} cannot be used: {reason}.",
             hint="Try again later. A key works meanwhile.",
             retry_after_s=10,
         )
@@ -320,16 +350,38 @@ def _is_signing_key(row: object) -> bool:
     return isinstance(row, dict) and row.get("kty") in _KEY_TYPES and row.get("use", "sig") == "sig"
 
 
-async def _read_json(url: str) -> dict[str, Any]:
-    """A JSON object. Raises HTTPError, ValueError."""
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, client.stream("GET", url) as answer:
-        if answer.status_code != httpx.codes.OK:
-            raise ValueError(f"it answers with status {answer.status_code}")
-        data = b""
-        async for piece in answer.aiter_bytes():
-            data += piece
-            if len(data) > _MAX_BYTES:
-                raise ValueError(f"its answer is over {_MAX_BYTES} bytes")
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    """The trusted certificates, read once, as the event loop stands meanwhile."""
+    return httpx.create_ssl_context()
+
+
+async def _read_json(
+    method: str,
+    url: str,
+    fields: Mapping[str, str] | None = None,
+    auth: httpx.BasicAuth | None = None,
+) -> dict[str, Any]:
+    """The JSON object of an answer. Raises HTTPError, ValueError."""
+    data = b""
+    try:
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            httpx.AsyncClient(timeout=_TIMEOUT_S, verify=_tls_context()) as client,
+            client.stream(
+                method, url, data=fields, auth=auth, headers={"accept": "application/json"}
+            ) as answer,
+        ):
+            if answer.is_server_error:
+                answer.raise_for_status()
+            if answer.status_code != httpx.codes.OK:
+                raise ValueError(f"it answers with status {answer.status_code}")
+            async for piece in answer.aiter_bytes():
+                data += piece
+                if len(data) > _MAX_BYTES:
+                    raise ValueError(f"its answer is over {_MAX_BYTES} bytes")
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"its answer takes over {_TIMEOUT_S:g} s") from None
     document = json.loads(data)
     if not isinstance(document, dict):
         raise ValueError("its answer is not a JSON object")  # noqa: TRY004

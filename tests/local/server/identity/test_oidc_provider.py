@@ -17,7 +17,7 @@ from joserfc.jwk import ECKey, RSAKey
 from gateway.errors import FitserveError, Forbidden, NotReady, Unauthorized
 from gateway.secret import Secret
 from gateway.server.identity.login_attempts import LoginAttempt, LoginAttempts
-from gateway.server.identity.oidc_provider import OidcProvider, OidcSettings
+from gateway.server.identity.oidc_provider import LEEWAY_S, OidcProvider, OidcSettings
 from tests.support.oidc_servers import ScriptedProvider, shared_secret_token, unsigned_token
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,7 @@ async def test_a_good_token_names_a_person_with_groups(provider_server: Scripted
     signed = await client(provider_server).check(provider_server.sign(claims))
     assert signed.person.name == "ann@example.org"
     assert signed.person.groups == {"ops", "staff"}
-    assert signed.ends_at == claims["exp"]
+    assert signed.ends_at == claims["exp"] + LEEWAY_S
 
 
 async def test_clocks_may_differ_by_a_minute(provider_server: ScriptedProvider) -> None:
@@ -159,6 +159,74 @@ async def test_a_provider_that_is_away_ends_no_login_of_a_known_key(
     provider_server.is_away = True
     clock += 4000
     await provider.check(provider_server.sign(provider_server.claims()))
+
+
+async def test_a_provider_that_is_away_has_a_rest(
+    provider_server: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.monotonic() + 10_000
+    monkeypatch.setattr(f"{MODULE}.time.monotonic", lambda: clock)
+    provider_server.is_away = True
+    provider = client(provider_server)
+    for _ in range(5):
+        with pytest.raises(NotReady, match="cannot be used"):
+            await provider.login_url(attempt())
+    assert provider_server.count("/.well-known/openid-configuration") == 1
+    provider_server.is_away = False
+    clock += 6
+    assert await provider.login_url(attempt())
+
+
+async def test_a_token_endpoint_that_is_away_is_an_error_in_words(
+    provider_server: ScriptedProvider,
+) -> None:
+    provider = client(provider_server)
+    await provider.login_url(attempt())
+    provider_server.is_away = True
+    with pytest.raises(NotReady, match="cannot be used"):
+        await provider.sign_in("a-code", None, attempt())
+
+
+@pytest.mark.parametrize(
+    ("extra", "secret", "fields"),
+    [
+        ({}, Secret("s"), {}),
+        (
+            {"token_endpoint_auth_methods_supported": ["client_secret_post"]},
+            Secret("s"),
+            {"client_id": ["fitserve"], "client_secret": ["s"]},
+        ),
+        ({}, None, {"client_id": ["fitserve"]}),
+    ],
+    ids=["basic", "post", "public"],
+)
+async def test_the_client_shows_its_secret_as_the_provider_takes_it(
+    provider_server: ScriptedProvider,
+    extra: dict[str, Any],
+    secret: Secret | None,
+    fields: dict[str, list[str]],
+) -> None:
+    provider_server.extra = extra
+    login = attempt()
+    provider_server.token = provider_server.sign(provider_server.claims(nonce=login.nonce.reveal()))
+    await client(provider_server, client_secret=secret).sign_in("a-code", None, login)
+    (body,) = [body for path, body in provider_server.requests if path == "/token"]
+    sent = parse_qs(body)
+    assert {name: sent[name] for name in sent if name.startswith("client_")} == fields
+
+
+async def test_an_answer_with_too_many_bytes_is_refused(provider_server: ScriptedProvider) -> None:
+    provider_server.token = "x" * (2 * 1024 * 1024)
+    with pytest.raises(Unauthorized, match="over 1048576 bytes"):
+        await client(provider_server).sign_in("a-code", None, attempt())
+
+
+@pytest.mark.parametrize("groups", [7, True, {"ops": 1}, [["ops"]]], ids=str)
+async def test_a_claim_of_another_form_names_no_group(
+    provider_server: ScriptedProvider, groups: object
+) -> None:
+    token = provider_server.sign(provider_server.claims(groups=groups))
+    assert (await client(provider_server).check(token)).person.groups == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -278,8 +346,9 @@ async def test_the_logout_leads_to_the_provider_and_back(provider_server: Script
         "client_id": ["fitserve"],
         "post_logout_redirect_uri": ["https://gw.example/"],
     }
-    provider_server.extra = {"end_session_endpoint": None}
-    assert await client(provider_server).logout_url(Secret("t")) is None
+    for endpoint in (None, "http://other.example/logout", "javascript:alert(1)"):
+        provider_server.extra = {"end_session_endpoint": endpoint}
+        assert await client(provider_server).logout_url(Secret("t")) is None
 
 
 async def test_no_error_shows_a_token_or_a_secret(provider_server: ScriptedProvider) -> None:

@@ -25,8 +25,9 @@ def test_openid_connect_without_its_library_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "gateway.server.identity.oidc_provider", raising=False)
-    monkeypatch.setitem(sys.modules, "authlib", None)
-    monkeypatch.setitem(sys.modules, "authlib.common.errors", None)
+    names = [name for name in sys.modules if name.startswith("authlib.")]
+    for name in ("authlib", *names):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SettingsError, match=r"fitserve\[oidc\]"):
         build_identities(Settings(**OIDC), Keys(None, None))
 
