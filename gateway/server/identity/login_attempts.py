@@ -40,11 +40,12 @@ class LoginAttempts:
     def create(self) -> tuple[LoginAttempt, Secret]:
         """An attempt, and the cookie of its browser."""
         now = time.monotonic()
-        self._attempts = {
-            digest: attempt for digest, attempt in self._attempts.items() if attempt.ends_at > now
-        }
-        while len(self._attempts) >= _MAX_LOGINS:
-            del self._attempts[next(iter(self._attempts))]
+        # Attempts end in the order of their begin, so no request looks at all of them.
+        while self._attempts:
+            digest = next(iter(self._attempts))
+            if len(self._attempts) < _MAX_LOGINS and self._attempts[digest].ends_at > now:
+                break
+            del self._attempts[digest]
         state, nonce, verifier, cookie = (Secret(secrets.token_urlsafe(48)) for _ in range(4))
         attempt = LoginAttempt(state, nonce, verifier, hash_key(cookie), now + LOGIN_S)
         self._attempts[hash_key(state)] = attempt

@@ -51,6 +51,17 @@ def test_the_oldest_attempts_make_room() -> None:
         assert attempts.pop(attempt.state.reveal(), cookie.reveal()) == attempt
 
 
+def test_attempts_that_have_ended_leave_the_memory() -> None:
+    attempts = LoginAttempts()
+    for now in (100.0, 101.0, 100.0 + LOGIN_S):
+        with mock.patch(f"{MODULE}.time.monotonic", return_value=now):
+            attempts.create()
+    assert [attempt.ends_at - LOGIN_S for attempt in attempts._attempts.values()] == [
+        101.0,
+        100.0 + LOGIN_S,
+    ]
+
+
 def test_no_secret_of_an_attempt_is_shown() -> None:
     attempt, cookie = LoginAttempts().create()
     output = f"{attempt!r} {cookie!r}"
