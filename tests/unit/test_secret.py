@@ -52,6 +52,7 @@ REVEALS = {
     "gateway/cli/doctor/readings.py": 2,  # address and header of a question to the Hub
     "gateway/controller/events/webhook.py": 3,  # scheme and host, the name of a cursor, the request
     "gateway/server/identity/login_routes.py": 2,  # a cookie, and the key of a page
+    "gateway/server/identity/login_tokens.py": 1,  # its digest
     "gateway/server/identity/oidc_provider.py": 7,  # the questions to the provider
     "gateway/secret.py": 5,  # equality, and the encoders below
     "gateway/hosts/docker/container.py": 2,  # variable and label of a container

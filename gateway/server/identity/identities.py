@@ -17,6 +17,7 @@ from gateway.keys import Scope
 from gateway.proxy.access.auth import Key, Keys
 from gateway.secret import Secret
 from gateway.server.identity.login_attempts import LoginAttempts
+from gateway.server.identity.login_tokens import LoginTokens
 from gateway.server.identity.person import Person, Roles, key_of_person
 from gateway.server.identity.proxy_header import Headers, ProxyHeader, check_page
 from gateway.server.identity.sessions import Session, Sessions
@@ -69,6 +70,7 @@ class Identities:
         self._roles = roles
         self._session_s = session_s
         self._sessions = Sessions()
+        self._login_tokens = LoginTokens()
 
     async def caller(self, headers: Headers, need: Scope, address: str) -> Key | None:
         """The caller of a request of the admin API; None: the keys decide. Raises Forbidden,
@@ -84,8 +86,10 @@ class Identities:
         token = tokens[0].partition(b" ")[2].strip() if len(tokens) == 1 else b""
         if self.provider is None or not _is_signed_token(token):
             return None
+        text = token.decode("latin-1")
         try:
-            signed_person = await self.provider.check(token.decode("latin-1"))
+            self._login_tokens.check(text)
+            signed_person = await self.provider.check(text)
         except Unauthorized:
             self._keys.count_wrong_key(address)
             raise
@@ -94,9 +98,12 @@ class Identities:
             key_of_person(signed_person.person, scopes, signed_person.ends_at), need
         )
 
-    def open_session(self, person: Person, token: Secret) -> tuple[Secret, float]:
+    def open_session(
+        self, person: Person, token: Secret, token_ends_at: float
+    ) -> tuple[Secret, float]:
         """The cookie of a session of a person that signed in, and its seconds. Raises
         Forbidden."""
+        self._login_tokens.add(token, token_ends_at)
         scopes = self._roles.scopes_of(person)
         session = Session(person, scopes, time.time() + self._session_s, token)
         return self._sessions.open(session), self._session_s

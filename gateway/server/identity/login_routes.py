@@ -101,7 +101,9 @@ async def finish_login(
         if not code:
             raise BadRequest("The provider sent no code.", hint="Sign in once more.")
         signed_person = await identities.provider.sign_in(code, iss, attempt)
-        cookie, session_s = identities.open_session(signed_person.person, signed_person.token)
+        cookie, session_s = identities.open_session(
+            signed_person.person, signed_person.token, signed_person.ends_at
+        )
     except FitserveError as problem:
         # A person reads this answer.
         return PlainTextResponse(str(problem), problem.status, headers=_NO_STORE)

@@ -217,6 +217,16 @@ async def test_bearer_tokens_of_the_provider_open_the_admin_api(
         assert (await server.client.get("/admin/keys", headers=headers)).status_code == 200
 
 
+async def test_the_id_token_of_a_login_is_no_bearer_token(tmp_path: Path, issuer: str) -> None:
+    async with gateway(tmp_path, issuer) as server, browser(server) as client:
+        await sign_in(client, "ann")
+        url = httpx.URL((await client.post("/auth/logout")).json()["url"])
+        headers = {"authorization": f"Bearer {url.params['id_token_hint']}"}
+        answer = await server.client.get("/admin/keys", headers=headers)
+        assert answer.status_code == 401
+        assert "proves a login" in answer.text
+
+
 async def test_guessed_tokens_are_slowed_down(tmp_path: Path, issuer: str) -> None:
     async with gateway(tmp_path, issuer) as server:
         headers = {"authorization": "Bearer eyJ.a.b"}
