@@ -184,11 +184,11 @@ class GatewayApp:
     def _open_answer(
         self, key: Key, need: KeyScope, scope: Scope, receive: Receive, send: Send
     ) -> OpenAnswer | None:
-        """The answer to a request that changes nothing. None for a change, which is completed even
-        if its key is removed."""
+        """The answer to a request that changes nothing, which ends with its key. None for a change,
+        which is completed even if its key is removed."""
         if scope["method"] != "GET":
             return None
         if self._identities is not None and key.digest not in self._keys.table.keys:
             # A person, whom each request names and no table.
-            return OpenAnswer(lambda: not key.has_ended(), receive, send)
-        return OpenAnswer(lambda: self._keys.allows(key, need), receive, send)
+            return OpenAnswer(lambda: not key.has_ended(), receive, send, key.ends_at)
+        return OpenAnswer(lambda: self._keys.allows(key, need), receive, send, key.ends_at)

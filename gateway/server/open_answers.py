@@ -1,8 +1,9 @@
-"""Answers under way, which end when the key of their caller is revoked or changed."""
+"""Answers under way, which end when the key of their caller is revoked, changed or over."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,29 @@ class OpenAnswer:
     """A request for reading whose answer may have no end: its application sees a client that left
     once `cancel` was called, and the answer is then completed."""
 
-    def __init__(self, is_allowed: Callable[[], bool], receive: Receive, send: Send) -> None:
-        """is_allowed: whether the caller may still read the answer."""
+    def __init__(
+        self,
+        is_allowed: Callable[[], bool],
+        receive: Receive,
+        send: Send,
+        ends_at: float | None = None,
+    ) -> None:
+        """Needs the event loop.
+
+        is_allowed: whether the caller may still read the answer.
+        ends_at: Unix time from which on the caller may not; None: no such time.
+        """
         self.is_allowed = is_allowed
         self._receive = receive
         self._send = send
         self._end_event = asyncio.Event()
         self._next: asyncio.Task[Message] | None = None
         self._has_started = self._is_complete = False
+        self._timer = (
+            None
+            if ends_at is None
+            else asyncio.get_running_loop().call_later(ends_at - time.time(), self.cancel)
+        )
 
     def cancel(self) -> None:
         self._end_event.set()
@@ -52,6 +68,8 @@ class OpenAnswer:
 
     async def close(self) -> None:
         """Complete an answer that was ended."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._next is not None:
             self._next.cancel()
         if self._end_event.is_set() and self._has_started and not self._is_complete:

@@ -82,7 +82,8 @@ class Identities:
             return None
         if not tokens and person is not None:
             check_page(headers)
-            return _check_scope(key_of_person(person, self._roles.scopes_of(person)), need)
+            ends_at = time.time() + TOKEN_S
+            return _check_scope(key_of_person(person, self._roles.scopes_of(person), ends_at), need)
         token = tokens[0].partition(b" ")[2].strip() if len(tokens) == 1 else b""
         if self.provider is None or not _is_signed_token(token):
             return None

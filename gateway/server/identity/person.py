@@ -60,6 +60,6 @@ class Roles:
         return SCOPES if "admin" in scopes else scopes
 
 
-def key_of_person(person: Person, scopes: frozenset[Scope], ends_at: float | None = None) -> Key:
+def key_of_person(person: Person, scopes: frozenset[Scope], ends_at: float) -> Key:
     """The caller of a request in the name of a person."""
     return Key(person.key_name, hash_key(person.key_name.encode()), scopes, ends_at=ends_at)

@@ -173,6 +173,21 @@ async def test_a_stream_of_a_person_goes_on(tmp_path: Path) -> None:
     raise AssertionError("the stream ended")
 
 
+@pytest.mark.anyio
+async def test_a_stream_of_a_person_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.server.identity.identities.TOKEN_S", 1.0)
+    async with (
+        running(tmp_path, unused_script, **PROXY) as server,
+        asyncio.timeout(hang_s()),
+        server.client.stream("GET", "/admin/events", headers=ANN) as answer,
+    ):
+        assert answer.status_code == 200
+        async for _ in answer.aiter_lines():
+            pass
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -55,5 +55,5 @@ def test_a_star_is_everybody() -> None:
 
 
 def test_no_key_can_have_the_name_of_a_person() -> None:
-    key = key_of_person(Person("admin"), frozenset({"read"}))
+    key = key_of_person(Person("admin"), frozenset({"read"}), 1e12)
     assert key.name == "user:admin"
