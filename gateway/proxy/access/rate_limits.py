@@ -108,12 +108,15 @@ class KeyUsage:
 
 
 def tight_headers(quotas: Iterable[Quota], shape: Shape) -> Headers:
-    """The limit of each unit with the least remaining, in the headers that the clients of OpenAI or
-    Anthropic read."""
+    """The limit of each unit with the least remaining, of equal ones the last to be full, in the
+    headers that the clients of OpenAI or Anthropic read."""
     tight_quotas: dict[str, Quota] = {}
     for quota in quotas:
         tight_quota = tight_quotas.get(quota.unit)
-        if tight_quota is None or quota.remaining < tight_quota.remaining:
+        if tight_quota is None or (quota.remaining, -quota.full_s) < (
+            tight_quota.remaining,
+            -tight_quota.full_s,
+        ):
             tight_quotas[quota.unit] = quota
     return tuple(
         line

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import RateLimited
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
-from gateway.proxy.access.budgets import TokenCount
+from gateway.proxy.access.budgets import Quota, TokenCount
 from gateway.proxy.access.rate_limits import Bucket, KeyUsage, RateLimiter, estimate, tight_headers
 from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.meter import TokenUsage, answer_usage, streamed_usage
@@ -245,3 +245,11 @@ def test_a_token_counts_to_the_account_of_its_key() -> None:
     limiter.retain([key.digest, token.digest])
     with pytest.raises(RateLimited):
         limiter.admit(token, "openai", 0.0)
+
+
+def test_the_headers_name_the_longer_wait_of_two_spent_limits() -> None:
+    quotas = [Quota("requests", 60, 0, 1.0), Quota("requests", 900, 0, 7200.0)]
+    for ordered_quotas in (quotas, quotas[::-1]):
+        headers = dict(tight_headers(ordered_quotas, "openai"))
+        assert headers[b"x-ratelimit-limit-requests"] == b"900"
+        assert headers[b"x-ratelimit-reset-requests"] == b"2h0m0s"
