@@ -27,6 +27,8 @@ Scope = Literal["inference", "read", "admin"]
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 # The names of the keys that are settings.
 SETTINGS_KEYS = ("admin", "api")
+# Begin of the names of people, which no created key has.
+PERSON_PREFIX = "user:"
 PriorityClass = Literal["interactive", "normal", "batch"]
 PRIORITIES: dict[PriorityClass, int] = {"interactive": -100, "normal": 0, "batch": 100}
 FIRST_PRIORITY = -1000

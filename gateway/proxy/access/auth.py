@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gateway.errors import BadRequest, Forbidden, Unauthorized
-from gateway.keys import SCOPES, Scope, hash_key, new_key, priority_of
+from gateway.keys import PERSON_PREFIX, SCOPES, Scope, hash_key, new_key, priority_of
 from gateway.proxy.access.budgets import KeyBudget
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.origins import EVERY_ORIGIN, Origins
@@ -38,8 +38,9 @@ _LOCAL_ORIGIN = re.compile(rb"https?://" + _LOOPBACK, re.IGNORECASE)
 _LONG_KEY_CHARACTERS = 32
 _NO_DIGEST = bytes(32)
 _DAY_S = 86_400
-# Keys of people's pages; each has an hour.
+# Keys of people's pages, in all and of each person; each has an hour.
 _MAX_SESSIONS = 4096
+_MAX_PERSON_SESSIONS = 32
 _ACCESS_HEADERS = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site"})
 # Values of the header Sec-Fetch-Site: a request by a program, by the address bar, or by our own
 # page. A browser sends it even where it sends no Origin, as for images and links.
@@ -81,6 +82,10 @@ class Key:
     def account(self) -> bytes:
         """The digest of the key to which requests are counted."""
         return self.principal or self.digest
+
+    @property
+    def is_of_person(self) -> bool:
+        return self.name.startswith(PERSON_PREFIX)
 
     def has_ended(self) -> bool:
         return self.ends_at is not None and time.time() >= self.ends_at
@@ -182,12 +187,20 @@ class Keys:
         return token
 
     def open_session(self, name: str, scopes: frozenset[Scope], ends_at: float) -> Secret:
-        """A key of a person's page. The oldest are dropped beyond a number, and none is stored."""
+        """A key of a person's page. The oldest of the person, and of all, are dropped beyond a
+        number, and none is stored."""
         token = new_key()
         key = Key(name, hash_key(token), scopes, ends_at=ends_at)
         with self._lock:
-            sessions = [key for key in self._sessions.values() if not key.has_ended()]
-            self._replace_sessions([*sessions, key][-_MAX_SESSIONS:])
+            sessions = [*self._sessions.values(), key]
+            person_keys = [session for session in sessions if session.name == name]
+            dropped_keys = person_keys[:-_MAX_PERSON_SESSIONS]
+            remaining_keys = [
+                session
+                for session in sessions
+                if not session.has_ended() and session not in dropped_keys
+            ]
+            self._replace_sessions(remaining_keys[-_MAX_SESSIONS:])
         return token
 
     def close_sessions(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.errors import Forbidden
 from gateway.keys import SETTINGS_KEYS
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, Keys
 
@@ -11,9 +12,15 @@ _SETTINGS = "settings:"
 
 def owner_of(key: Key) -> str:
     """The name of an owner on the disk. A created key is its digest, so that a later key of the
-    same name is another owner; a key of the settings may change."""
+    same name is another owner; a key of the settings may change. Raises Forbidden for a person,
+    whose page has another key each hour, so that no quota would hold."""
     if key is ANONYMOUS_KEY:
         return _OPEN_GATEWAY
+    if key.is_of_person:
+        raise Forbidden(
+            "Files and batches belong to keys, and the key of a page has only an hour.",
+            hint="Send a key that the operator has created: `fitserve keys add NAME`.",
+        )
     return f"{_SETTINGS}{key.name}" if key.name in SETTINGS_KEYS else key.account.hex()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.errors import BadRequest, Forbidden
-from gateway.keys import SCOPES, Scope, hash_key
+from gateway.keys import PERSON_PREFIX, SCOPES, Scope, hash_key
 from gateway.proxy.access.auth import Key
 
 MAX_NAME_CHARACTERS = 200
@@ -22,7 +22,7 @@ class Person:
     @property
     def key_name(self) -> str:
         """The name in lists, which no key can have."""
-        return f"user:{self.name}"
+        return f"{PERSON_PREFIX}{self.name}"
 
 
 def make_person(name: str, groups: Iterable[str]) -> Person:

@@ -376,3 +376,23 @@ def test_a_gateway_without_keys_stays_open() -> None:
     keys = Keys(None, None)
     keys.issue_token(ANONYMOUS_KEY)
     assert keys.is_open
+
+
+def test_a_person_with_many_pages_ends_no_key_of_another() -> None:
+    scopes: frozenset[Scope] = frozenset(("read",))
+    keys = Keys(None, None, person_scopes=scopes)
+    tokens = [keys.open_session("user:sue", scopes, 1e12)]
+    tokens += [keys.open_session("user:ann", scopes, 1e12) for _ in range(34)]
+    verdicts = [verdict(keys, b"Bearer " + token.reveal_bytes(), "read") for token in tokens]
+    assert verdicts == [200] + 2 * [401] + 32 * [200]
+
+
+def test_the_keys_of_pages_outlive_a_change_of_other_keys_and_end_with_their_person() -> None:
+    scopes: frozenset[Scope] = frozenset(("read",))
+    keys = Keys(None, None, person_scopes=scopes)
+    tokens = [keys.open_session(name, scopes, 1e12) for name in ("user:sue", "user:ann")]
+    keys.swap(())
+    sent = [b"Bearer " + token.reveal_bytes() for token in tokens]
+    assert [verdict(keys, authorization, "read") for authorization in sent] == [200, 200]
+    keys.close_sessions("user:ann")
+    assert [verdict(keys, authorization, "read") for authorization in sent] == [200, 401]

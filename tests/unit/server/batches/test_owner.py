@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.domain.grant import Grant
+from gateway.errors import Forbidden
 from gateway.keys import hash_key, new_key
 from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys, build_key
 from gateway.secret import Secret
@@ -46,3 +49,11 @@ def test_a_token_is_the_owner_that_its_key_is() -> None:
 def test_a_key_that_may_not_ask_models_owns_nothing() -> None:
     key = build_key(Grant(name="app", scopes=("read",)), hash_key(new_key()))
     assert key_of_owner(owner_of(key), Keys(None, None, [key])) is None
+
+
+def test_the_key_of_a_page_owns_nothing() -> None:
+    keys = Keys(None, None, person_scopes=frozenset(("inference",)))
+    token = keys.open_session("user:ann", frozenset(("inference",)), 1e12)
+    key = keys.check(b"Bearer " + token.reveal_bytes(), "inference")
+    with pytest.raises(Forbidden, match="belong to keys"):
+        owner_of(key)
