@@ -302,7 +302,7 @@ class FrameMark(Value):
 
     is_main_loop: the function is the main loop of a process: an error that leaves it ends the
         engine.
-    thread_loop: the function is the loop of a thread, without which the engine answers no more: an
+    is_thread_loop: the function is the loop of a thread, without which the engine answers no more: an
         error that ends the thread ends the engine.
     """
 
@@ -311,7 +311,7 @@ class FrameMark(Value):
     kernel: str = ""
     kernel_pattern: Pattern = ""
     is_main_loop: bool = Field(False, alias="main_loop")
-    thread_loop: bool = False
+    is_thread_loop: bool = Field(False, alias="thread_loop")
     source: str = ""
 
 

@@ -51,7 +51,7 @@ class Signatures:
         self._progress = IndexedRows((row, row.pattern) for row in progress)
         self._endings = re.compile("|".join(f"(?:{row.pattern})" for row in endings) or "(?!)")
         self.main_loops = frozenset(row.function for row in frames if row.is_main_loop)
-        self.thread_loops = frozenset(row.function for row in frames if row.thread_loop)
+        self.thread_loops = frozenset(row.function for row in frames if row.is_thread_loop)
         # The words of `unknown` are those of requests: an error without a name can be anywhere.
         self._phases = {
             kind_words.kind: kind_words.phases
