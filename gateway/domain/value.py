@@ -63,8 +63,8 @@ class Value(BaseModel):
 
         def evolve(self, **changes: Any) -> Self:
             """A copy with `changes`, unvalidated: for our own code, never for input."""
-            if not changes.keys() <= type(self).__pydantic_fields__.keys():
-                raise TypeError(f"{type(self).__name__} has no fields {sorted(changes)}")
+            if unknown_names := changes.keys() - type(self).__pydantic_fields__.keys():
+                raise TypeError(f"{type(self).__name__} has no fields {sorted(unknown_names)}")
             names = self.__pydantic_fields_set__ | changes.keys()
             copy: Self = bare(type(self), self.__dict__ | changes, names)
             return copy

@@ -72,6 +72,12 @@ def test_an_evolved_value_equals_the_copy_of_pydantic() -> None:
     assert pickle.loads(pickle.dumps(evolved_wish)) == wish_copy
 
 
+def test_an_evolved_value_has_no_unknown_fields() -> None:
+    wish = Wish(name="m", source="s")
+    with pytest.raises(TypeError, match=r"Wish has no fields \['gpu'\]"):
+        wish.evolve(context=8192, gpu=4)
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a/b/c", "\u00e4"])
 def test_an_adapter_has_a_name_as_models_have(name: str) -> None:
     with pytest.raises(ValidationError, match="is not allowed here: a name has up to 96 letters"):

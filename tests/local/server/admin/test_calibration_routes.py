@@ -100,7 +100,7 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(
             async for line in lines:
                 yield line
 
-    monkeypatch.setattr(calibrator, "ask", hold_answer)
+    monkeypatch.setattr(calibrator, "run_inquiry_process", hold_answer)
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         measuring = asyncio.create_task(gateway.client.post("/admin/calibrate"))
         await asyncio.wait_for(begin_event.wait(), hang_s())
