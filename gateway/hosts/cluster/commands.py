@@ -108,12 +108,16 @@ async def _join_cluster(data: Path, membership: Membership) -> None:
         await asyncio.gather(supervision, return_exceptions=True)
         return
     failure = supervision.exception()
-    if not join_event.is_set() and former_membership is None:
-        remove_membership(data)
-    elif not join_event.is_set() and former_membership is not None:
-        write_membership(data, former_membership)
     if isinstance(failure, BaseExceptionGroup):
-        raise failure.exceptions[0]
+        failure = failure.exceptions[0]
+    # Another failure is none of the head's: the machine stays a member.
+    if isinstance(failure, SettingsError) and not join_event.is_set():
+        if former_membership is None:
+            remove_membership(data)
+        else:
+            write_membership(data, former_membership)
+    if failure is not None:
+        raise failure
 
 
 def leave_cluster(data: Path, membership: Membership) -> None:

@@ -152,6 +152,26 @@ async def test_an_engine_that_starts_while_the_supervisor_ends_keeps_the_machine
         await world.host.stop("a1", 0)
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize("has_joined", [False, True])
+async def test_only_a_machine_that_the_head_refuses_first_is_no_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool, has_joined: bool
+) -> None:
+    world = ProcessHarness(tmp_path)
+    error = SettingsError("The head refuses.", hint="Mend it.") if is_refused else OSError("full")
+
+    async def supervise(_member: Membership, _data: Path, join_event: asyncio.Event) -> None:
+        if has_joined:
+            join_event.set()
+        raise ExceptionGroup("failures", [error])
+
+    monkeypatch.setattr(commands, "supervise", supervise)
+    with pytest.raises(type(error), match=str(error)[:10]):
+        await commands._join_cluster(world.data_dir, membership(world))
+    is_member = read_membership(world.data_dir) is not None
+    assert is_member is (has_joined or not is_refused)
+
+
 async def test_a_machine_forgets_its_cluster_before_another_program_joins(
     world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
