@@ -161,6 +161,7 @@ class DataPlane:
         if self.limits.end_revoked and self.keys.table is not self._checked:
             self._cancel_revoked_requests()
         self.body_budget.sweep(now)
+        self.routes.sweep()
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):
                 del self._pools[url]

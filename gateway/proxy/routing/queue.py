@@ -10,7 +10,7 @@ no replica is ready         ModelRoute.wait_s              503
 the queue is full           -                              the same, immediately
 
 `Exchange.sweep` limits the wait. `Routes` ends it: a queue is checked whenever a replica has
-finished a request, or the table has changed.
+finished a request, the table has changed, or reserves of classes may have fallen.
 """
 
 from __future__ import annotations

@@ -264,6 +264,11 @@ class Routes:
         queue = self._queues.get(route.name)
         return overload_error(route, queue.retry_after_s() if queue is not None else 1, reason)
 
+    def sweep(self) -> None:
+        """Have the queues checked where reserves fall with time. Called twice a second."""
+        if self._class_loads:
+            self._schedule()
+
     def _schedule(self) -> None:
         """Have the queues checked soon, after the current call."""
         if self._queues and not self._is_scheduled:

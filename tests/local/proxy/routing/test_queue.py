@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.proxy.routing.class_places import TURN
+from gateway.proxy.routing.class_places import HALF_LIFE_S, TURN
 from gateway.proxy.routing.model_route import ModelRoute
 from tests.support.dataplane import (
     ASK,
@@ -191,6 +192,29 @@ async def test_an_overdue_batch_is_no_later_class_in_the_queue_of_the_engine() -
             assert [body["user"] for body in bodies].count("batch") == 1
             assert {body["priority"] for body in bodies} == {0}
             gate.let_through(len(tasks))
+            assert {(await task).status_code for task in tasks} == {200}
+
+
+async def test_a_waiting_batch_gets_places_back_while_its_first_request_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Gateway() as gateway:
+        async with start_with_gate(gateway, capacity=10) as (gate, _, client):
+
+            def post(class_: str) -> asyncio.Task[httpx.Response]:
+                headers = {"x-fitserve-priority": class_}
+                return asyncio.create_task(client.post(CHAT, json=ASK, headers=headers))
+
+            tasks = [post("normal") for _ in range(8)]
+            await until(lambda: gate.running == 8)
+            tasks += [post("batch") for _ in range(7)]
+            await until(lambda: gateway.routes.waiting("m") == 7)
+            gate.let_through(8)
+            await until(lambda: (gate.running, gateway.routes.waiting("m")) == (1, 6))
+            later_s = time.monotonic() + 100 * HALF_LIFE_S
+            monkeypatch.setattr(gateway.routes, "clock_s", lambda: later_s)
+            await until(lambda: gate.running == 7)
+            gate.let_through(7)
             assert {(await task).status_code for task in tasks} == {200}
 
 

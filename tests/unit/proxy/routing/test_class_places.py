@@ -211,6 +211,21 @@ def test_a_batch_gets_places_back_when_chats_stay_away() -> None:
     asyncio.run(run())
 
 
+def test_a_waiting_batch_gets_places_back_though_no_request_ends() -> None:
+    async def run() -> None:
+        crowd = Crowd(10)
+        for priority in (*[0] * 8, *[BATCH] * 12):
+            crowd.ask(priority)
+        await crowd.end_all(0)
+        assert len(crowd.running_classes) == class_share(10)
+        crowd.routes.now_s = 10 * HALF_LIFE_S
+        crowd.routes.sweep()
+        await asyncio.sleep(0)
+        assert len(crowd.running_classes) == capacity_for(BATCH, 10)
+
+    asyncio.run(run())
+
+
 @given(
     capacity=st.integers(1, 24),
     events=st.lists(
