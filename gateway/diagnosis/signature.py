@@ -302,8 +302,8 @@ class FrameMark(Value):
 
     is_main_loop: the function is the main loop of a process: an error that leaves it ends the
         engine.
-    is_thread_loop: the function is the loop of a thread, without which the engine answers no more: an
-        error that ends the thread ends the engine.
+    is_thread_loop: the function is the loop of a thread, without which the engine answers no more:
+        an error that ends the thread ends the engine.
     """
 
     function: str
