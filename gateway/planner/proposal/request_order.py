@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gateway.domain import Choice, Scalar, str_choice
 from gateway.domain.choice import ONE_CLASS
 from gateway.engines.common.candidate import Candidate
+from gateway.models.media import read_media
 
 ARRIVAL_ORDER = "arrival"
 PRIORITY_ORDER = "priority"
@@ -54,8 +55,14 @@ def order_flags(
     if order.value == ARRIVAL_ORDER or order.source == "user":
         return {}
     groups = candidate.built_model.attention
+    spec = candidate.inputs.spec
+    # Some models, as Gemma 4, name no layers of their tower.
+    has_media = bool(read_media(spec.config)) and not candidate.rules.leaves_towers(
+        spec, candidate.args
+    )
     is_divisible = (
-        candidate.inputs.spec.generates
+        spec.generates
+        and not has_media
         and candidate.args.get("enable-chunked-prefill") is not False
         and all(group.kind in _DIVISIBLE_KINDS for group in groups)
     )

@@ -81,7 +81,7 @@ def test_a_long_prompt_leaves_three_quarters_of_a_step_to_others(version: str) -
     assert prompt_pieces(owner_plan) == ["--long-prefill-token-threshold=77"]
 
 
-@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen2.5-vl-7b"])
+@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen2.5-vl-7b", "gemma-4-31b"])
 def test_prompts_that_the_engine_reads_in_blocks_are_not_divided(name: str) -> None:
     plan = first_plan(model=name)
     assert plan.request_order.value == "priority"
