@@ -12,7 +12,14 @@ from tests.support.description_cases import RAW, ask_cases, asked_gateway
 from tests.support.running import running
 
 # For people, and the description itself.
-PAGES = {"/", "/page/{version}/{name:path}", "/admin/docs", "/admin/openapi.json"}
+PAGES = {
+    "/",
+    "/page/{version}/{name:path}",
+    "/admin/docs",
+    "/admin/openapi.json",
+    "/auth/login",
+    "/auth/callback",
+}
 
 
 def test_all_answers_of_the_gateway_are_described(tmp_path: Path) -> None:
