@@ -15,13 +15,12 @@ COMMANDS = {command for section in SECTIONS.values() for command in section}
 # Each row of the comparison, and whether the program has its feature.
 FEATURES = {
     "engine flags": "argv" in Plan.model_fields,
-    "kernels checked before the start": "kernels" in Plan.model_fields,
     "another plan after a failure": (ROOT / "profiles/failures/remedies.yaml").exists(),
     "load on request, unload when idle": "keep_alive" in Policy.model_fields,
     "engine over several machines": "cluster" in COMMANDS and "nodes" in Plan.model_fields,
     # README.md names both as not supported.
-    "GGUF files": "GGUF are not supported" not in " ".join(README.split()),
-    "AMD and other GPUs": "Other GPUs and GGUF are not" not in " ".join(README.split()),
+    "GGUF files": "GGUF files, AMD and Apple GPUs are not supported" not in README,
+    "AMD and other GPUs": "GGUF files, AMD and Apple GPUs are not supported" not in README,
     "users and single sign-on": "keys" in COMMANDS,
 }
 # Statements of a page that a feature of the row makes false.

@@ -407,7 +407,7 @@ async def test_the_process_ends_with_the_gateway(tmp_path: Path, stalled_hub: Fa
         " tests.support.makers import wish\nprocess ="
         f" PlanProcess(WorkerConfig(tuple(map(str, Profiles().roots)), {str(tmp_path)!r},"
         f" {stalled_hub.url()!r}, None, False))\nasked = PlanRequest(wish(source='org/name'),"
-        " machine_name='2x3090')\nasyncio.run(process.ask(asked, ()))"
+        " machine_name='2x3090')\nasyncio.run(process.request_plan(asked, ()))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, cwd=ROOT)
     try:
