@@ -58,9 +58,9 @@ async function updateModel(name, path) {
     return;
   }
   const rows = moved.map(([repository, commit]) => ({
-    what: repository,
-    old: formerCommits[repository]?.slice(0, 12) ?? null,
-    new: commit.slice(0, 12),
+    field: repository,
+    former: formerCommits[repository]?.slice(0, 12) ?? null,
+    present: commit.slice(0, 12),
   }));
   const isConfirmed = await confirm(
     `Update ${name}?`,
