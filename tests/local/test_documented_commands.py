@@ -44,6 +44,9 @@ NOT_HERE = {
     ("add", "NAME", "SOURCE", "--image"): "it asks an image; tests/contract/test_images.py",
     ("add", "NAME", "MODEL", "--image"): "it asks an image; tests/contract/test_images.py",
     ("add", "m", "SOURCE", "--lora"): "it needs an adapter that fits; tests/e2e/test_adapters.py",
+    ("batches", "show"): "it needs a batch; tests/local/cli/commands/test_batches.py",
+    ("batches", "cancel"): "as before it",
+    ("rollback",): "it needs a former wish; tests/local/server/admin/changes",
     ("calibrate",): "no GPU is here; tests/local/calibration",
     ("logs", "NAME", "-f"): "it follows until the engine ends; tests/local/cli/test_main.py",
 }
