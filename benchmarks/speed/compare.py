@@ -332,7 +332,7 @@ def best(
 _FITTED = (
     "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops",
     "experts.least_s", "attention.flops", "narrow", "small_cache.flops", "layer_s", "eager_layer_s",
-    "step_s", "request_s", "request_overhead_s", "admission_s", "experts.launch_s", "nvlink.part",
+    "step_s", "request_s", "first_s", "admit_s", "experts.launch_s", "nvlink.part",
     "nvlink.latency_s", "stage_s", "stage_wait",
 )  # fmt: skip
 

@@ -131,7 +131,7 @@ def script(
     engine: Engine, profiles: Profiles, settings: Settings, wheels: Path | None = None
 ) -> str:
     """The installation as a shell script that needs only uv; packages and hashes are in it. Raises
-    InstallFailed."""
+    InstallFailedError."""
     recipe = _install_recipe(engine)
     folder = engine_dir(settings.data, engine)
     sources = _package_sources(wheels)

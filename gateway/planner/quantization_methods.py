@@ -1,7 +1,7 @@
 """The verdict of an engine version on a quantization method, before any layer. Pure.
 
-    resolve(engine, quant, user, ...) -> Resolved, the way the checkpoint is loaded
-    check(engine, resolved, capability, dtype): raises MethodRefused
+    resolve(engine, quant, user, ...) -> ResolvedMethod, the way the checkpoint is loaded
+    check(engine, resolved, capability, dtype): raises MethodRefusalError
 
 The rules are data of the engine's profile (MethodRule, Method);
 tests/conformance/method_questions.py asks the engines.

@@ -81,25 +81,24 @@ def _covered_cards(compact: str, cards: Sequence[Card]) -> list[tuple[Card, set[
         words = _card_words(card)
         if not any(word in compact for word in _telling_words(card)):
             continue
-        sizes = set(_sizes(words, compact))
-        if sizes and not any(
-            mark in words and any(True for _ in _sizes(words - {mark}, compact)) for mark in _MARKS
-        ):
+        sizes = _sizes(words, compact)
+        if sizes and not any(mark in words and _sizes(words - {mark}, compact) for mark in _MARKS):
             covered_cards.append((card, sizes))
     return covered_cards
 
 
-def _sizes(words: frozenset[str], text: str) -> Iterator[int | None]:
-    """The memory in GB that the text says (None: none), for each way to read it as a row of these
-    words."""
-    if not text:
-        yield None
-        return
-    if size := _MEMORY.match(text):
-        yield from (int(size[1]) for _ in _sizes(words, text[size.end() :]))
-    for word in words:
-        if text.startswith(word):
-            yield from _sizes(words, text[len(word) :])
+def _sizes(words: frozenset[str], text: str) -> set[int | None]:
+    """The memories in GB that the text may say (None: none), by all ways to read it as a row of
+    these words; empty: there is no way."""
+    sizes_by_start: list[set[int | None]] = [set() for _ in text] + [{None}]
+    for start in reversed(range(len(text))):
+        for word in words:
+            if text.startswith(word, start):
+                sizes_by_start[start] |= sizes_by_start[start + len(word)]
+        size = _MEMORY.match(text, start)
+        if size and sizes_by_start[size.end()]:
+            sizes_by_start[start].add(int(size[1]))
+    return sizes_by_start[0]
 
 
 def _has_size(card: Card, sizes: set[int | None]) -> bool:

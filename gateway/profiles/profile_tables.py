@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,7 +92,10 @@ class ProfileTables:
     def _snapshot(self, name: str) -> Path | None:
         """The file of a snapshot; None: there is none of this name."""
         paths = (root / "hardware" / f"{name}.json" for root in self.roots)
-        return next((path for path in paths if path.is_file()), None)
+        # The name may be too long for a file.
+        with suppress(OSError):
+            return next((path for path in paths if path.is_file()), None)
+        return None
 
     def hardware(self, name: str) -> Hardware:
         """A snapshot by name (`2x3090`) or by path."""

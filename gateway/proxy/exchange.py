@@ -26,22 +26,22 @@ A request counts at its replica until `_release` removes it there, exactly once.
     the client's connection   start                  reading           connecting, queued, asked
                               abandon, cancel, stop  any               done
                               pause, resume, sweep   any               the same, or a retry
-    `QueueWait`               ask                    queued            connecting, asked
+    `QueueWait`               send_to_replica        queued            connecting, asked
                               refuse, fail           queued            done
     the pool                  send_request           connecting        asked
                               unreachable            connecting        a retry, or done
     the engine's connection   head                   asked             answering
                               first_byte, after head answering         the same, or a retry
-                              end, after head        answering         done
-                              only take_answer       asked             done, or a retry
-                              take_failure           asked, answering  done, or a retry
+                              finish, after head     answering         done
+                              only handle_answer     asked             done, or a retry
+                              handle_failure         asked, answering  done, or a retry
 
 A retry is connecting, queued or asked. NEXT_STATES has all changes; a test checks that every
 request of the tests follows it. These fields are valid only for a time:
 
     call, content_type, model, started, received    since `start`
     _wait                                           while queued
-    replica, counted                                from `ask` to `_release`
+    replica, counted                                from `send_to_replica` to `_release`
     _dial                                           while connecting
     _upstream                                       since asked, also when done
     _retry_body                                     from asked to the first byte of the answer

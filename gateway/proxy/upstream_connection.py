@@ -73,9 +73,9 @@ class UpstreamConnection(asyncio.Protocol):
     lead: the unsent head for the client.
 
     All bytes of one read go out in one call and one chunk, because a write costs more than all
-    other work here. The exchange gets `take_answer`, or `head`, then `first_byte` if there is a
-    body, then `end`. `take_failure` may come at any time. After `take_answer`, `end` or
-    `take_failure` it gets nothing.
+    other work here. The exchange gets `handle_answer`, or `head`, then `first_byte` if there is
+    a body, then `finish`. `handle_failure` may come at any time. After `handle_answer`, `finish` or
+    `handle_failure` it gets nothing.
     """
 
     __slots__ = (

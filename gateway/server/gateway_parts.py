@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gateway.proxy.access.prices import Prices
     from gateway.proxy.data_plane import DataPlane
     from gateway.proxy.metrics.counters import Metrics
-    from gateway.proxy.routing.in_flight import InFlightRow
+    from gateway.proxy.routing.in_flight import InFlightSource
     from gateway.proxy.routing.routes import Routes
     from gateway.proxy.workers.supervisor import Workers
     from gateway.server.batches.batches import Batches
@@ -98,7 +98,7 @@ class Gateway:
     engine_series: EngineSeries
     tuning: Tuning
     starts: StartCounter
-    in_flight: InFlightRow
+    in_flight: InFlightSource
     batches: Batches
     answers: dict[str, SharedAnswer] = field(default_factory=dict)
 

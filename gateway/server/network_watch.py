@@ -87,11 +87,19 @@ class NetworkWatch:
                 async with asyncio.timeout(_LOOK_S):
                     await self._change_event.wait()
             return 0
-        if await self._is_busy():
-            self._idle_event.set()
-            return _BUSY_S
-        await self._measure(nodes[pair[0]], nodes[pair[1]])
+        if await self._is_idle():
+            await self._measure(nodes[pair[0]], nodes[pair[1]])
         return 0
+
+    async def _is_idle(self) -> bool:
+        """Wait until no request is at work. False: machines have come or gone meanwhile."""
+        while await self._is_busy():
+            self._idle_event.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BUSY_S):
+                    await self._change_event.wait()
+                    return False
+        return True
 
     def _due_pair(self) -> Pair | None:
         now = asyncio.get_running_loop().time()

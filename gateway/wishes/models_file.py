@@ -22,7 +22,7 @@ from gateway.domain.wish import NAME_PATTERN, ChatTemplate, Policy
 from gateway.errors import BadRequest, near_name
 from gateway.file_reading import read_file
 from gateway.wishes.model_request import ModelRequest
-from gateway.wishes.references import References, UnresolvedPlan, texts
+from gateway.wishes.references import References, UnresolvedReferenceError, texts
 from gateway.wishes.yaml_document import Document, Keys, Mistake, read
 
 _EXTENSION_PREFIX = "x-"
@@ -196,7 +196,7 @@ def _read_wish(
     for keys, text in texts(fields, top):
         try:
             references.resolve(text)
-        except UnresolvedPlan as problem:
+        except UnresolvedReferenceError as problem:
             mistakes.append(Mistake(document.position_of(keys), f"{problem}"))
     if mistakes:
         return mistakes

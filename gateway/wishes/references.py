@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 _MAX_CHARACTERS = 1024 * 1024
 
 
-class UnresolvedPlan(Exception):
+class UnresolvedReferenceError(Exception):
     """A reference without a value; the message says why."""
 
 
@@ -35,7 +35,7 @@ class References:
     values: dict[str, Secret] = field(default_factory=dict)
 
     def resolve(self, value: Any) -> Any:
-        """The value with references replaced. Raises Unresolved."""
+        """The value with references replaced. Raises UnresolvedReferenceError."""
         if isinstance(value, str):
             text = _REFERENCE.sub(self._resolve_match, value)
             inner_secrets = [self.values[match[0]] for match in _REFERENCE.finditer(value)]
@@ -58,7 +58,7 @@ class References:
         name = match[2].strip()
         if kind == "env":
             if name not in self.environment:
-                raise UnresolvedPlan(f"the variable {name} is not set")
+                raise UnresolvedReferenceError(f"the variable {name} is not set")
             value = self.environment[name]
         else:
             try:
@@ -66,10 +66,10 @@ class References:
                 text = read_file(path, 4 * _MAX_CHARACTERS).decode()[:_MAX_CHARACTERS]
                 value = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
             except UnicodeDecodeError:
-                raise UnresolvedPlan(f"{path} cannot be read: it is not text") from None
+                raise UnresolvedReferenceError(f"{path} cannot be read: it is not text") from None
             except (OSError, ValueError, RuntimeError) as error:
                 # No path has such a character, or the home is unknown.
-                raise UnresolvedPlan(
+                raise UnresolvedReferenceError(
                     f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
                 ) from None
         self.values[match[0]] = Secret(value)

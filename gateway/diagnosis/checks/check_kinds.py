@@ -72,7 +72,7 @@ def check_kind(site: CheckSite) -> str:
     names = {condition.name for condition in site.conditions}
     if _is_division(site) and any(map(_SIZES.match, names)):
         return "illegal_parallelism"
-    place = next((kind for pattern, kind in _PLACES if pattern.search(site.path)), "")
+    place = _part_kind(site.path)
     settings = [name for name in names if name.partition(".")[0] not in _OTHER_ROOTS]
     if "gpu.capability" in names:
         return _hardware_kind(site, place)
@@ -102,22 +102,19 @@ def _hardware_kind(site: CheckSite, place: str) -> str:
     """The kind of a check of the GPU, by the part of the engine that asks."""
     if _DTYPES.search(site.template) and place not in ("no_backend", "unsupported_quantization"):
         return "unsupported_dtype"
-    return (
-        place
-        if place in ("no_backend", "unsupported_quantization", "no_kernel")
-        else ("config_refused" if place == "config_refused" else "no_kernel")
-    )
+    return place if place in (*_KERNEL_KINDS, "config_refused") else "no_kernel"
 
 
 def _kind_of_model(site: CheckSite) -> str:
     """The kind of a check without settings in no folder of a field."""
-    if "/models/" in site.path and (
-        site.exception == "NotImplementedError" or _REFUSAL.search(site.template)
-    ):
-        return "unsupported_architecture"
-    if _REFUSAL.search(site.template) or site.exception == "NotImplementedError":
-        return "config_refused"
+    if site.exception == "NotImplementedError" or _REFUSAL.search(site.template):
+        return "unsupported_architecture" if "/models/" in site.path else "config_refused"
     return "engine_bug" if site.exception in _FAULTS else ""
+
+
+def _part_kind(path: str) -> str:
+    """The kind of failure of the engine's part in a file; empty for other parts."""
+    return next((kind for pattern, kind in _PLACES if pattern.search(path)), "")
 
 
 def context_kind(shape: ExceptionShape) -> str:
@@ -129,7 +126,7 @@ def context_kind(shape: ExceptionShape) -> str:
     if not own_frames:
         return ""
     path = own_frames[-1].rpartition(":")[0]
-    place = next((kind for pattern, kind in _PLACES if pattern.search(path)), "")
+    place = _part_kind(path)
     is_own = own_frames[-1] == shape.frames[-1]
     if place in _FILE_KINDS:
         return place

@@ -1,8 +1,8 @@
 """Data as values of a lean process, where pydantic would take the data as they are.
 
-A reader of a type returns the value, or raises Inexact: then only pydantic can read the data, or
-say that they are wrong. Trusted data (shipped files, which tests validate) are only converted:
-mappings to values, lists to tuples, whole numbers to floats.
+A reader of a type returns the value, or raises NeedsConversionError: then only pydantic can read
+the data, or say that they are wrong. Trusted data (shipped files, which tests validate) are only
+converted: mappings to values, lists to tuples, whole numbers to floats.
 """
 
 from __future__ import annotations

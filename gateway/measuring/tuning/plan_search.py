@@ -427,7 +427,7 @@ class PlanSearch:
 
     def _raise_if_over(self) -> None:
         """End the search when its time is over or the model is changed. Raises _NoFigures,
-        _Interrupted."""
+        _SearchInterruption."""
         model = self._model
         if self._remaining_time_s() <= 0:
             raise _NoFigures("the time is over")

@@ -81,7 +81,7 @@ class RequestsInFlight:
     )
 
 
-class InFlightRow(Protocol):
+class InFlightSource(Protocol):
     """Source of requests in flight: the data plane of this process, or the workers."""
 
     async def requests(self) -> RequestsInFlight:

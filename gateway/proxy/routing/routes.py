@@ -315,7 +315,7 @@ class Routes:
     # --- in flight ---
 
     def start_request(self, replica: RoutedReplica, tokens: int = 1, priority: int = 0) -> None:
-        """Count a request to `replica`. Every begin must have an end."""
+        """Count a request to `replica`. Each start must have a finish."""
         load = self._loads.get(replica.id)
         if load is None:
             load = self._loads[replica.id] = _Load(1, tokens, time.monotonic())

@@ -1,7 +1,7 @@
 """Messages between the control process and a worker: MessagePack over a socket pair, length first.
 
 message              from      when
-Begin                control   first: configuration and tables; the worker accepts no client before
+WorkerSetup          control   first: configuration and tables; the worker accepts no client before
 RouteTableMessage    control   the routes have changed
 KeyTableMessage      control   the keys have changed
 OtherLoads           control   twice a second, after a change: requests in flight at other workers,

@@ -145,7 +145,7 @@ class FileStore:
             ]
 
     def check_new_file(self, owner: str) -> None:
-        """Raise QuotaReached where an owner has as many files as it may."""
+        """Raise QuotaReachedError where an owner has as many files as it may."""
         if len(self.files(owner)) >= MAX_FILES:
             raise QuotaReachedError(
                 f"This key has {MAX_FILES} files.", hint="Delete those that are of no use any more."

@@ -29,7 +29,7 @@ from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.proxy.metrics.counters import Sample
-from gateway.proxy.routing.in_flight import InFlightRow
+from gateway.proxy.routing.in_flight import InFlightSource
 from gateway.proxy.routing.routes import Routes
 from gateway.server.gateway_parts import gateway_of
 from gateway.server.page.live_state import live_machine, live_models
@@ -90,7 +90,7 @@ class LiveStream:
         loop: Loop,
         routes: Routes,
         samples: Callable[[], list[Sample]],
-        in_flight: InFlightRow,
+        in_flight: InFlightSource,
         keys: Keys,
         machine_facts: Mapping[str, Any],
         links: Callable[[], Iterable[NodeLink]] = tuple,

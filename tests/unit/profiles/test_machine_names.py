@@ -116,6 +116,12 @@ def test_a_memory_that_no_card_of_the_name_has_is_refused(name: str) -> None:
         PROFILES.hardware(name)
 
 
+def test_a_memory_in_many_words_is_read_in_one_pass() -> None:
+    """Each of these words is a word of the card and a memory: 2 ** 30 ways to read them."""
+    machine = PROFILES.hardware("a100 sxm4 " + "80gb " * 30)
+    assert [gpu.name for gpu in machine.gpus] == ["NVIDIA A100-SXM4-80GB"]
+
+
 @pytest.mark.parametrize("name", ["rtx 6000", "2x rtx 4000", "titan"])
 def test_words_of_several_generations_are_a_question(name: str) -> None:
     with pytest.raises(BadRequest, match=r"names cards of several generations: NVIDIA .* GB\)"):
@@ -190,6 +196,11 @@ def test_an_unknown_name_is_refused_with_a_near_one() -> None:
     for name in ("2x1060", "quadro", "quadro 4000", "laptop", "blackwell", "sxm5", "24gb"):
         with pytest.raises(NotFound, match="--hardware list"):
             PROFILES.hardware(name)
+
+
+def test_a_name_too_long_for_a_file_is_unknown() -> None:
+    with pytest.raises(NotFound):
+        PROFILES.hardware("x" * 300)
 
 
 def test_a_gpu_with_shared_memory_joins_no_other_gpu() -> None:

@@ -80,7 +80,7 @@ def backup(
 
 def _write_to_standard_output() -> None:
     """Write the backup once it is whole, so that a failed one leaves the output empty. Raises
-    WriteFailed."""
+    WriteFailedError."""
     with tempfile.TemporaryFile() as archive:
         try:
             _write_backup(archive)
@@ -169,7 +169,7 @@ def restore(
 @contextlib.contextmanager
 def _archive_file(file: Path) -> Iterator[Path]:
     """The path of the backup; of the standard input, a copy as long as the context lasts. Raises
-    BadRequest, WriteFailed."""
+    BadRequest, WriteFailedError."""
     if file != _STANDARD_STREAM:
         yield file
         return
