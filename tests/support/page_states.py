@@ -8,8 +8,11 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 from playwright.sync_api import Route
 
+from gateway.proxy.routing.in_flight import RequestsInFlight
+from gateway.server.page.live_state import LiveMachine, LiveModel
 from tests.support.page_gateway import HOSTILE
 from tests.support.upstream import Call, Upstream
 from tests.support.versions import NEWEST_SGLANG, NEWEST_VLLM
@@ -31,7 +34,7 @@ PROBLEMS = [
 ]
 GONE = {
     "url": "http://gpu-2:8000/v1",
-    "ready": False,
+    "state": "unreachable",
     "detail": "no connection: [Errno 111] Connection refused",
 }
 
@@ -197,8 +200,18 @@ def busy_state() -> dict[str, Any]:
             {"engine": "vllm==0.26.0", "pid": 77, "since": 992_800.0, "bytes": 1100 << 20}
         ],
         "nodes": [
-            {"name": "one", "state": "ready", "gpus": ["NVIDIA H200"] * 8, "engines": 2},
-            {"name": "two", "state": "no node service", "gpus": [], "engines": 0},
+            {
+                "name": "one",
+                "state": "ready",
+                "gpus": ["NVIDIA H200"] * 8,
+                "engines": 2,
+                "models": ["serves", "new"],
+            },
+            {"name": "two", "state": "no node service", "gpus": [], "engines": 0, "models": []},
+        ],
+        "links": [
+            {"a": "one", "b": "two", "words": "2.3 GB/s by TCP", "measured_at": 950_000.0},
+            {"a": "one", "b": "three", "words": "not measured", "measured_at": None},
         ],
     }
     flows = [
@@ -223,13 +236,32 @@ def busy_state() -> dict[str, Any]:
             | {"driver": "580.95.05", "cuda": "13.0", "notes": [], "holders": [], "gpus": gpus}
         ),
         "points": flows,
-        "requests": {"data": requests, "more": 1234},
+        "requests": {
+            "data": requests,
+            "more": 1234,
+            "waiting": [
+                {
+                    "model": "serves",
+                    "priority": 10,
+                    "priority_class": "batch",
+                    "requests": 190,
+                    "oldest_at": 999_960,
+                }
+            ],
+        },
     }
 
 
 @contextlib.asynccontextmanager
 async def telling(state: dict[str, Any]) -> AsyncIterator[Callable[[Route], None]]:
-    """The answer to `GET /admin/live`: a stream that sends the state once and stays open."""
+    """The answer to `GET /admin/live`: a stream that sends the state once and stays open.
+
+    Raises:
+        msgspec.ValidationError: the state lacks a field that a gateway sends.
+    """
+    msgspec.convert(state["machine"], LiveMachine)
+    msgspec.convert(state["models"], list[LiveModel])
+    msgspec.convert(state["requests"], RequestsInFlight)
 
     async def script(call: Call) -> None:
         await call.start("text/event-stream")
