@@ -128,35 +128,35 @@ class _Reader:
         yield from self._read_body(body, name, ())
 
     def _read_class(self, node: ast.ClassDef) -> Iterator[CheckSite]:
-        former = self._class, self._members, self._groups
+        outer_names = self._class, self._members, self._groups
         self._class, self._members, self._groups = node.name, {}, {}
-        assigned: dict[str, set[str]] = defaultdict(set)
+        flags_of_members: dict[str, set[str]] = defaultdict(set)
         for part in ast.walk(node):
             if isinstance(part, ast.Assign) and len(part.targets) == 1:
                 target = part.targets[0]
                 if isinstance(target, ast.Attribute) and _name(target.value) == "self":
                     alias = self._alias(part.value)
                     self._groups[target.attr] = alias
-                    assigned[target.attr] |= alias
-        self._members = {key: frozenset(several) for key, several in assigned.items() if several}
+                    flags_of_members[target.attr] |= alias
+        self._members = {key: frozenset(flags) for key, flags in flags_of_members.items() if flags}
         yield from self._read_scope(node.body, "<module>")
-        self._class, self._members, self._groups = former
+        self._class, self._members, self._groups = outer_names
 
     def _read_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[CheckSite]:
-        former, self._locals = (self._locals, self._texts), dict(self._locals)
+        outer_names, self._locals = (self._locals, self._texts), dict(self._locals)
         self._texts = {}
         arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         for argument in arguments:
             flag = self._names.flag(argument.arg) if "_" in argument.arg else ""
             self._locals[argument.arg] = frozenset({flag} if flag else ())
         yield from self._read_scope(node.body, node.name)
-        self._locals, self._texts = former
+        self._locals, self._texts = outer_names
 
     def _read_body(
         self, body: Iterable[ast.stmt], name: str, guards: tuple[tuple[ast.expr, bool], ...]
     ) -> Iterator[CheckSite]:
         statements = list(body)
-        for at, node in enumerate(statements):
+        for index, node in enumerate(statements):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield from self._read_function(node)
             elif isinstance(node, ast.ClassDef):
@@ -168,12 +168,12 @@ class _Reader:
             elif isinstance(node, ast.If):
                 yield from self._read_body(node.body, name, (*guards, (node.test, True)))
                 # A check that passed asks for nothing; a branch that was not taken does.
-                passed = guards if _raises(node.body) else (*guards, (node.test, False))
-                yield from self._read_body(node.orelse, name, passed)
+                later_guards = guards if _raises(node.body) else (*guards, (node.test, False))
+                yield from self._read_body(node.orelse, name, later_guards)
                 if _leaves(node.body) and not node.orelse:
-                    guards = passed
+                    guards = later_guards
             else:
-                following = statements[at + 1] if at + 1 < len(statements) else None
+                following = statements[index + 1] if index + 1 < len(statements) else None
                 yield from self._read_other(node, following, name, guards)
 
     def _read_other(
@@ -224,10 +224,14 @@ class _Reader:
     ) -> CheckSite:
         template = _SPACE.sub(" ", self._template(message)).strip()
         conditions = [
-            condition for test, holds in guards for condition in self._conditions(test, holds=holds)
+            condition
+            for test, is_true in guards
+            for condition in self._conditions(test, is_true=is_true)
         ]
-        kept = tuple(dict.fromkeys(conditions))[-_MAX_CONDITIONS:]
-        return CheckSite(self._path, name, exception, template[:_MAX_TEMPLATE_CHARACTERS], kept)
+        last_conditions = tuple(dict.fromkeys(conditions))[-_MAX_CONDITIONS:]
+        return CheckSite(
+            self._path, name, exception, template[:_MAX_TEMPLATE_CHARACTERS], last_conditions
+        )
 
     # Messages
 
@@ -248,10 +252,10 @@ class _Reader:
                 for part in node.values
             )
         if isinstance(node, ast.BinOp):
-            left = self._template(node.left, depth + 1)
+            text = self._template(node.left, depth + 1)
             if isinstance(node.op, ast.Mod):
-                return _PRINTF.sub(HOLE, left)
-            return left + self._template(node.right, depth + 1)
+                return _PRINTF.sub(HOLE, text)
+            return text + self._template(node.right, depth + 1)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "format":
                 return _FIELD.sub(HOLE, self._template(node.func.value, depth + 1))
@@ -263,61 +267,66 @@ class _Reader:
 
     # Conditions
 
-    def _conditions(self, test: ast.expr, *, holds: bool) -> Iterator[CheckCondition]:
+    def _conditions(self, test: ast.expr, *, is_true: bool) -> Iterator[CheckCondition]:
         """The comparisons of settings in a test, in the form that holds at the place."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            yield from self._conditions(test.operand, holds=not holds)
+            yield from self._conditions(test.operand, is_true=not is_true)
         elif isinstance(test, ast.BoolOp):
             # Any of several alternatives may hold, so every part is named.
             for part in test.values:
-                yield from self._conditions(part, holds=holds)
+                yield from self._conditions(part, is_true=is_true)
         elif isinstance(test, ast.Compare) and len(test.ops) == 1:
-            yield from self._comparison(test, holds=holds)
+            yield from self._comparison(test, is_true=is_true)
         else:
-            relation = "=" if holds else "!"
+            relation = "=" if is_true else "!"
             is_plain = isinstance(test, ast.Name | ast.Attribute)
             for setting in self._settings(test):
                 if setting.startswith("gpu.capability>="):
                     bound = CheckCondition("gpu.capability", ">=", setting.partition(">=")[2])
-                    yield bound if holds else bound._replace(relation="<")
+                    yield bound if is_true else bound._replace(relation="<")
                 elif is_plain or setting.startswith("gpu."):
                     yield CheckCondition(setting, relation)
                 else:
                     yield CheckCondition(setting, "?")
 
-    def _comparison(self, test: ast.Compare, *, holds: bool) -> Iterator[CheckCondition]:
-        left, right, relation = test.left, test.comparators[0], _RELATIONS[type(test.ops[0])]
-        if isinstance(left, ast.Constant) and relation in ("==", "!=", *_MIRRORED):
-            left, right, relation = right, left, _MIRRORED.get(relation, relation)
-        if not holds:
+    def _comparison(self, test: ast.Compare, *, is_true: bool) -> Iterator[CheckCondition]:
+        first_operand, second_operand = test.left, test.comparators[0]
+        relation = _RELATIONS[type(test.ops[0])]
+        if isinstance(first_operand, ast.Constant) and relation in ("==", "!=", *_MIRRORED):
+            first_operand, second_operand = second_operand, first_operand
+            relation = _MIRRORED.get(relation, relation)
+        if not is_true:
             relation = _NEGATIONS[relation]
-        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
-            yield from self._remainder(left, right, relation)
+        if isinstance(first_operand, ast.BinOp) and isinstance(first_operand.op, ast.Mod):
+            yield from self._remainder(first_operand, second_operand, relation)
             return
-        names = self._settings(left)
-        others = self._settings(right)
-        value = _constant(right)
-        for name in names:
-            plain = name.partition(">=")[0]
+        first_settings = self._settings(first_operand)
+        second_settings = self._settings(second_operand)
+        value = _constant(second_operand)
+        for name in first_settings:
+            setting = name.partition(">=")[0]
             if value is not None:
-                yield _compared(plain, relation, value)
-            elif others and relation not in ("~", "!~"):
-                yield CheckCondition(plain, relation, others[0].partition(">=")[0])
+                yield _condition(setting, relation, value)
+            elif second_settings and relation not in ("~", "!~"):
+                yield CheckCondition(setting, relation, second_settings[0].partition(">=")[0])
             else:
-                yield CheckCondition(plain, "?")
-        for name in others if not names else ():
-            known = _constant(left)
-            is_choice = known is not None and relation in ("==", "!=", *_MIRRORED)
+                yield CheckCondition(setting, "?")
+        for name in second_settings if not first_settings else ():
+            choice = _constant(first_operand)
+            is_choice = choice is not None and relation in ("==", "!=", *_MIRRORED)
             mirrored = _MIRRORED.get(relation, relation)
-            yield _compared(name, mirrored, known or "") if is_choice else CheckCondition(name, "?")
+            if is_choice:
+                yield _condition(name, mirrored, choice or "")
+            else:
+                yield CheckCondition(name, "?")
 
     def _remainder(
-        self, left: ast.BinOp, right: ast.expr, relation: str
+        self, division: ast.BinOp, result: ast.expr, relation: str
     ) -> Iterator[CheckCondition]:
         """The conditions of a remainder, of which either number may be a setting."""
-        is_multiple = relation == "==" and _constant(right) == "0"
-        dividend, divisor = self._settings(left.left), self._settings(left.right)
-        value = _constant(left.right) or (divisor[0] if divisor else "")
+        is_multiple = relation == "==" and _constant(result) == "0"
+        dividend, divisor = self._settings(division.left), self._settings(division.right)
+        value = _constant(division.right) or (divisor[0] if divisor else "")
         for name in dividend:
             yield CheckCondition(name, "?" if is_multiple or not value else "%", value)
         for name in divisor:
@@ -387,7 +396,7 @@ class _Reader:
         return ()
 
 
-def _compared(name: str, relation: str, value: str) -> CheckCondition:
+def _condition(name: str, relation: str, value: str) -> CheckCondition:
     if value in ("None", "False", "True") and relation in ("==", "!="):
         is_set = (relation == "==") is (value == "True")
         return CheckCondition(name, "=" if is_set else "!")

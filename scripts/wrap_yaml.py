@@ -32,51 +32,51 @@ class Breaks:
         self.indents: dict[int, int] = {}
         self.comments: dict[int, int] = {}
         self.joints: set[int] = set()  # lines whose end stands for one space
-        covered: dict[int, int] = {}  # the last column of a token
-        opened: list[bool] = []  # whether each open collection is a sequence
-        before: yaml.Token | None = None
+        token_ends: dict[int, int] = {}  # the last column of a token
+        open_collections: list[bool] = []  # whether each open collection is a sequence
+        previous_token: yaml.Token | None = None
         for token in yaml.scan(text, Loader=yaml.CSafeLoader):
             start, end = token.start_mark, token.end_mark
             if end.index > start.index:
-                covered[end.line] = end.column
+                token_ends[end.line] = end.column
             if isinstance(token, yaml.FlowMappingStartToken | yaml.FlowSequenceStartToken):
-                opened.append(isinstance(token, yaml.FlowSequenceStartToken))
+                open_collections.append(isinstance(token, yaml.FlowSequenceStartToken))
             elif isinstance(token, yaml.FlowMappingEndToken | yaml.FlowSequenceEndToken):
-                opened.pop()
+                open_collections.pop()
             elif isinstance(token, yaml.FlowEntryToken):
                 self.entries[end.line].append(end.column)
             elif isinstance(token, yaml.BlockEntryToken):
                 self.indents[start.line] = start.column + 2 * _INDENT
-            elif isinstance(token, yaml.KeyToken) and not opened:
+            elif isinstance(token, yaml.KeyToken) and not open_collections:
                 self.indents[start.line] = start.column + _INDENT
             elif (
                 isinstance(token, yaml.ScalarToken)
                 and token.style != "|"
-                and not isinstance(before, yaml.KeyToken)
+                and not isinstance(previous_token, yaml.KeyToken)
             ):
                 self._add_text(token)
             if (
-                isinstance(before, yaml.ValueToken)
-                and before.start_mark.line == start.line
+                isinstance(previous_token, yaml.ValueToken)
+                and previous_token.start_mark.line == start.line
                 and not (isinstance(token, yaml.ScalarToken) and token.style in ("|", ">"))
             ):
                 self.values[start.line].append(start.column)
             if (
-                isinstance(before, yaml.FlowEntryToken)
+                isinstance(previous_token, yaml.FlowEntryToken)
                 and isinstance(token, yaml.ScalarToken)
-                and opened[-1]
-                and before.start_mark.line == start.line - 1
+                and open_collections[-1]
+                and previous_token.start_mark.line == start.line - 1
             ):
                 self.joints.add(start.line - 1)
-            before = token
+            previous_token = token
             if isinstance(token, yaml.ScalarToken):
                 # A `#` within a text begins no comment.
-                covered.update(
+                token_ends.update(
                     (line, len(self.lines[line])) for line in range(start.line, end.line)
                 )
         for number, line in enumerate(self.lines):
-            if (at := line.find("#", covered.get(number, 0))) >= 0 and line[:3] != "---":
-                self.comments[number] = at
+            if (column := line.find("#", token_ends.get(number, 0))) >= 0 and line[:3] != "---":
+                self.comments[number] = column
                 self.joints.discard(number)
 
     def _add_text(self, token: yaml.ScalarToken) -> None:
@@ -95,7 +95,7 @@ class Breaks:
                 if line.strip() and following and not line.endswith("\\"):
                     self.joints.add(number)
 
-    def joined(self) -> str:
+    def join_texts(self) -> str:
         """The text with each text or list of words on one line that has a line too long."""
         rows: list[list[str]] = []
         for number, line in enumerate(self.lines):
@@ -110,54 +110,56 @@ class Breaks:
             for row in rows
         )
 
-    def wrapped(self, number: int) -> list[str]:
+    def pieces_of_line(self, number: int) -> list[str]:
         """A line in pieces that fit, as far as it can break."""
         line = self.lines[number]
         if len(line) <= COLUMNS:
             return [line]
         comment = self.comments.get(number)
-        own = len(line) - len(line.lstrip())
-        before: list[str] = []
+        own_indent = len(line) - len(line.lstrip())
+        comment_lines: list[str] = []
         if comment is not None:
-            prefix = " " * (own if line[:comment].strip() else comment) + "# "
-            before = _filled(line[comment + 1 :].split(), prefix)
+            prefix = " " * (own_indent if line[:comment].strip() else comment) + "# "
+            comment_lines = _fill(line[comment + 1 :].split(), prefix)
             line = line[:comment].rstrip()
             if not line:
-                return before
-        indent = self.indents.get(number, own)
-        pieces, begin, used = [], 0, 0
-        while len(line) - begin + used > COLUMNS:
-            limit = begin + COLUMNS - used
-            at = self._last(self.entries[number], begin, limit)
-            if at < limit - _SPARE:
-                at = max(at, self._last(self.spaces[number], begin, limit))
-            if at <= begin:
-                at = self._last(self.values[number], begin, limit)
-            if at <= begin:
-                at = self._next(number, limit)
-            if at <= begin:
+                return comment_lines
+        indent = self.indents.get(number, own_indent)
+        pieces, start, used_columns = [], 0, 0
+        while len(line) - start + used_columns > COLUMNS:
+            limit = start + COLUMNS - used_columns
+            column = self._last(self.entries[number], start, limit)
+            if column < limit - _SPARE:
+                column = max(column, self._last(self.spaces[number], start, limit))
+            if column <= start:
+                column = self._last(self.values[number], start, limit)
+            if column <= start:
+                column = self._next(number, limit)
+            if column <= start:
                 break
-            pieces.append(" " * used + line[begin:at].rstrip())
-            begin = at + len(line[at:]) - len(line[at:].lstrip())
-            used = indent
-        return [*before, *pieces, " " * used + line[begin:]]
+            pieces.append(" " * used_columns + line[start:column].rstrip())
+            start = column + len(line[column:]) - len(line[column:].lstrip())
+            used_columns = indent
+        return [*comment_lines, *pieces, " " * used_columns + line[start:]]
 
     @staticmethod
     def _last(columns: list[int], begin: int, limit: int) -> int:
         """The last column to break at between these two; -1: none."""
-        at = bisect_right(columns, limit)
-        return columns[at - 1] if at and columns[at - 1] > begin else -1
+        index = bisect_right(columns, limit)
+        return columns[index - 1] if index and columns[index - 1] > begin else -1
 
     def _next(self, number: int, limit: int) -> int:
         """The first column to break at behind a piece that cannot fit; -1: none."""
         line = self.lines[number].rstrip()
-        later = [
-            at for at in (*self.entries[number], *self.spaces[number]) if limit < at < len(line)
+        later_columns = [
+            column
+            for column in (*self.entries[number], *self.spaces[number])
+            if limit < column < len(line)
         ]
-        return min(later, default=-1)
+        return min(later_columns, default=-1)
 
 
-def _filled(words: list[str], prefix: str) -> list[str]:
+def _fill(words: list[str], prefix: str) -> list[str]:
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + 1 + len(word) <= COLUMNS:
@@ -171,8 +173,8 @@ def wrap(text: str) -> str:
     """The YAML text with wrapped lines. Raises YAMLError; ValueError: its value would change."""
     if all(len(line) <= COLUMNS for line in text.split("\n")):
         return text
-    breaks = Breaks(Breaks(text).joined())
-    pieces = (breaks.wrapped(number) for number in range(len(breaks.lines)))
+    breaks = Breaks(Breaks(text).join_texts())
+    pieces = (breaks.pieces_of_line(number) for number in range(len(breaks.lines)))
     result = "\n".join(piece for line in pieces for piece in line)
     if _values(result) != _values(text):
         raise ValueError("a wrapped line changes the value")

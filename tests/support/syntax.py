@@ -16,6 +16,17 @@ def package_files() -> tuple[Path, ...]:
 
 
 @cache
+def script_files() -> tuple[Path, ...]:
+    """Every Python program and module of scripts/, sorted by its path."""
+    beginnings = (b"#!/usr/bin/env python3", b'"""')
+    return tuple(
+        path
+        for path in sorted((ROOT / "scripts").iterdir())
+        if path.is_file() and path.read_bytes().startswith(beginnings)
+    )
+
+
+@cache
 def text_of(path: Path) -> str:
     """The source of a module."""
     return path.read_text()

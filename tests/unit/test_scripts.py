@@ -1,9 +1,10 @@
-"""The programs of scripts/ find the names that they use of this project."""
+"""The programs of scripts/ find the names that they use of this project, and ruff finds them."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import tomllib
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.syntax import script_files
 
-PROGRAMS = [
-    path
-    for path in sorted((ROOT / "scripts").iterdir())
-    if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python")
-]
+PROGRAMS = [path for path in script_files() if path.read_bytes().startswith(b"#!")]
 
 
 def imported_value(module: str, name: str) -> Any:
@@ -54,3 +52,12 @@ def missing_names(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_a_program_uses_names_that_exist(path: Path) -> None:
     assert missing_names(path) == []
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_ruff_checks_each_python_program(path: Path) -> None:
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    relative_path = path.relative_to(ROOT)
+    assert path.suffix == ".py" or any(
+        relative_path.match(pattern) for pattern in ruff["extend-include"]
+    )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.style import foreign_wordings, hold, style_document, word_list
-from tests.support.syntax import nodes_of, package_files, text_of, tree_of
+from tests.support.syntax import nodes_of, package_files, script_files, text_of, tree_of
 
 # Classes whose fields are part of JSON, of settings or of a message.
 PUBLISHED_BASES = ("Value", "BaseModel", "Struct", "TypedDict", "OwnedCall")
@@ -79,20 +79,26 @@ DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 FILES = package_files()
+# The files whose names are held to the words of style.toml.
+NAMED_FILES = (*FILES, *script_files())
 
 
 def place(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+def definitions(
+    files: Iterable[Path] = FILES,
+) -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
     return (
-        (path, node) for path in FILES for node in nodes_of(path) if isinstance(node, DEFINITIONS)
+        (path, node) for path in files for node in nodes_of(path) if isinstance(node, DEFINITIONS)
     )
 
 
-def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    return ((path, node) for path, node in definitions() if not isinstance(node, ast.ClassDef))
+def functions(
+    files: Iterable[Path] = FILES,
+) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return ((path, node) for path, node in definitions(files) if not isinstance(node, ast.ClassDef))
 
 
 def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -131,12 +137,7 @@ def vague_clause(text: str) -> str | None:
 
 def sentence_files() -> list[Path]:
     """The modules whose docstrings and comments are checked."""
-    programs = (
-        path
-        for path in (ROOT / "scripts").iterdir()
-        if path.is_file() and path.read_bytes().startswith((b"#!/usr/bin/env python3", b'"""'))
-    )
-    return sorted([*FILES, *programs, *(ROOT / "tests").rglob("*.py")])
+    return sorted([*FILES, *script_files(), *(ROOT / "tests").rglob("*.py")])
 
 
 def places_of_vague_clauses(path: Path) -> Iterator[str]:
@@ -158,7 +159,7 @@ def test_the_name_of_a_function_or_class_can_be_searched_for() -> None:
         "function_name",
         [
             f"{place(path, node.lineno)}: {node.name}"
-            for path, node in definitions()
+            for path, node in definitions(NAMED_FILES)
             if not OPERATOR.fullmatch(node.name)
             and node.name.strip("_").lower() in word_list("vague")
         ],
@@ -179,7 +180,7 @@ def test_a_function_is_named_by_its_act_or_its_result() -> None:
         "function_act",
         [
             f"{place(path, node.lineno)}: {node.name}"
-            for path, node in functions()
+            for path, node in functions(NAMED_FILES)
             if is_open_name(node.name)
         ],
     )
@@ -236,8 +237,14 @@ def test_functions_are_named_by_verbs_and_nouns() -> None:
         "function_participle",
         [
             row
-            for folder in ("gateway", "tests", "benchmarks")
-            for path in sorted((ROOT / folder).rglob("*.py"))
+            for path in (
+                *script_files(),
+                *(
+                    path
+                    for folder in ("gateway", "tests", "benchmarks")
+                    for path in sorted((ROOT / folder).rglob("*.py"))
+                ),
+            )
             for row in names_ending_in_participles(path)
         ],
     )
@@ -307,7 +314,7 @@ def test_the_names_of_values_can_be_searched_for() -> None:
         "value_name",
         [
             f"{place(path, line)}: {name}"
-            for path in FILES
+            for path in NAMED_FILES
             for line, name in value_names(nodes_of(path))
             if is_vague(name) and name not in word_list("published_fields")
         ],
@@ -324,7 +331,7 @@ def test_the_names_of_locals_and_parameters_have_a_noun() -> None:
         "value_noun",
         [
             f"{place(path, line)}: {name}"
-            for path in FILES
+            for path in NAMED_FILES
             for line, name in value_names(nodes_of(path))
             if is_open(name)
         ],

@@ -70,7 +70,7 @@ def step(script: ModuleType) -> CodeStep:
     before = {FILE: script.file_code(OLD.encode())}
     lifted_code = 'def lifted(a):\n    return [a, "never changed"]\n'
     after = {FILE: script.file_code(NEW.encode()), OTHER: script.file_code(lifted_code.encode())}
-    result = script.step("1.0", "1.1", before, after)
+    result = script.version_step("1.0", "1.1", before, after)
     assert isinstance(result, CodeStep)
     return result
 
