@@ -23,7 +23,7 @@ SCHEMA = "fitserve.failure/1"
 _PIECE = 1024 * 1024
 # The end of names of values that are sizes.
 _BYTES = "_bytes"
-# The proofs of failures (`Failure.proves`), in words.
+# The proofs of failures (`FailureSignature.proves`), in words.
 PROVES = {
     "kernel": "this kernel fails on this GPU, and other kernels may work",
     "context": "the context does not fit, and a shorter one may",

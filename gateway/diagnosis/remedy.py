@@ -17,7 +17,7 @@ from gateway.domain.value import Scalar
 if TYPE_CHECKING:
     from gateway.diagnosis.clues.features import VersionSettings
 
-# Actions of the gateway by itself, by the proof of the failure (`Failure.proves`).
+# Actions of the gateway by itself, by the proof of the failure (`FailureSignature.proves`).
 REACTIONS = {
     "kernel": "fitserve plans this kernel no more for such a layer.",
     "context": "The next plan has a context that fits.",

@@ -38,7 +38,7 @@ _FORM_BYTES = 64 * 1024
 
 def admit(connection: ClientConnection, headers: dict[bytes, bytes]) -> Key:
     """The caller with these headers (`limits.read_head`), with the scope of inference. A key in
-    `x-api-key` becomes that of `authorization`. Raises the errors of `Keyring.authenticate`."""
+    `x-api-key` becomes that of `authorization`. Raises the errors of `Keys.authenticate`."""
     if b"x-api-key" in headers and b"authorization" not in headers:
         headers[b"authorization"] = b"Bearer " + headers[b"x-api-key"]
     return connection.plane.keys.authenticate(headers, "inference", connection.address)

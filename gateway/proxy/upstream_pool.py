@@ -73,7 +73,7 @@ class UpstreamPool:
             self._idle.pop(0).drop()
 
     def connect(self, exchange: Exchange) -> asyncio.Task[None]:
-        """Connects, then calls `exchange.connected` or `exchange.unreachable`. Cancellation calls
+        """Connect, then call `exchange.send_request` or `exchange.unreachable`. Cancellation calls
         neither and leaves nothing open."""
         task = self._loop.create_task(self._dial(exchange))
         self._dials.add(task)

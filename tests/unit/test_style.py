@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
 import itertools
 import re
-import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +12,17 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.style import foreign_wordings, hold, style_document, word_list
-from tests.support.syntax import nodes_of, package_files, script_files, text_of, tree_of
+from tests.support.syntax import (
+    DEFINITIONS,
+    comments,
+    docstrings,
+    nodes_of,
+    package_files,
+    place,
+    script_files,
+    text_of,
+    tree_of,
+)
 
 # Classes whose fields are part of JSON, of settings or of a message.
 PUBLISHED_BASES = ("Value", "BaseModel", "Struct", "TypedDict", "OwnedCall")
@@ -75,16 +83,11 @@ PARAMETER = re.compile(r"\w+")
 # A comment behind the bracket that closes a statement, where a formatter had to break its line.
 STRANDED_COMMENT = re.compile(r"^[ \t]*[)\]}](?:.*\S)?  # (?!fmt: |type: |noqa)", re.MULTILINE)
 OPERATOR = re.compile(r"__\w+__")
-DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 FILES = package_files()
 # The files whose names are held to the words of style.toml.
 NAMED_FILES = (*FILES, *script_files())
-
-
-def place(path: Path, line: int) -> str:
-    return f"{path.relative_to(ROOT)}:{line}"
 
 
 def definitions(
@@ -99,32 +102,6 @@ def functions(
     files: Iterable[Path] = FILES,
 ) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     return ((path, node) for path, node in definitions(files) if not isinstance(node, ast.ClassDef))
-
-
-def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Every string that stands alone, with its line: docstrings, and those below a field."""
-    for node in nodes:
-        match node:
-            case ast.Expr(value=ast.Constant(value=str(text)), lineno=line):
-                yield line, text
-
-
-def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Every block of comment lines as one text, with its first line."""
-    block: list[str] = []
-    first = last = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        row = token.start[0]
-        if block and row != last + 1:
-            yield first, " ".join(block)
-            block = []
-        first = first if block else row
-        last = row
-        block.append(token.string.lstrip("# "))
-    if block:
-        yield first, " ".join(block)
 
 
 def vague_clause(text: str) -> str | None:
@@ -834,7 +811,7 @@ RULE = re.compile(r"\bhold\(\s*\"(\w+)\"")
 
 
 def test_each_rule_is_held_by_a_test_and_says_a_better_form() -> None:
-    texts = [path.read_text() for path in (ROOT / "tests" / "unit").glob("test_*style.py")]
+    texts = [path.read_text() for path in (ROOT / "tests" / "unit").glob("test_*.py")]
     rules = style_document()["rules"]
     assert {rule for text in texts for rule in RULE.findall(text)} == set(rules)
     assert [rule for rule, entry in rules.items() if set(entry) != {"rule", "better"}] == []

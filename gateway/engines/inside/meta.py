@@ -24,7 +24,7 @@ def fit(target: Any, /, **kwargs: Any) -> Any:
 class StandIn(types.SimpleNamespace):
     """Stands for an object of the engine, with the attributes that known versions read.
 
-    A missing attribute does not count as a refusal (`crashes.of_this_package`).
+    A missing attribute does not count as a refusal (`crashes.is_of_this_package`).
     """
 
 

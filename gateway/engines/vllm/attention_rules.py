@@ -26,7 +26,7 @@ Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
 class VllmBackend(Value):
     """The requirements of one attention backend.
 
-    `validate_configuration` of one backend. A trait that `traits` does not name is refused.
+    Source: `validate_configuration` of the backend. A trait that `traits` does not name is refused.
     """
 
     source: str = ""

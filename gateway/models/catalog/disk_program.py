@@ -1,7 +1,7 @@
 """The program that reads disk usage and removes weights, with huggingface_hub.
 
-Input: a `DiskJob` as JSON on stdin. Output: a `Disk`, or with revisions to remove a `Removed`, as
-JSON on stdout.
+Input: a `DiskJob` as JSON on stdin. Output as JSON on stdout: a `Disk`, or the result of
+`remove_weights` if the job names revisions.
 """
 
 from __future__ import annotations

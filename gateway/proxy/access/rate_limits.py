@@ -215,7 +215,7 @@ class RateLimiter:
         context_tokens: int | None = None,
     ) -> Permit | None:
         """A permit for one request; None: the key has no limits. Raises RateLimited, and the errors
-        of `Teller.admit`.
+        of `BudgetAdmission.admit`.
 
         model: the model to ask; "": none, so that the request counts for no budget.
         asked_bytes: the bytes of its body, where that is text.
