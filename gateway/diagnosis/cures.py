@@ -540,14 +540,13 @@ def _steps_and_advice(
     general_steps = () if own_steps or is_replaced else remedy.fill_steps(kind.steps, case)
     late_advice = _unnamed_advice(case, own_steps or general_steps) if is_text_row else ()
     step_texts = (*advised, *leading)
-    step_texts += (
-        (*own_steps, *(late_advice if own_steps else ()), *trailing)
-        if is_text_row
+    if is_text_row:
+        step_texts += (*own_steps, *(late_advice if own_steps else ()), *trailing)
+    elif own_steps:
         # The steps of a row know more than the check.
-        else (*trailing, *own_steps, *checks)
-        if own_steps
-        else (*checks, *trailing)
-    )
+        step_texts += (*trailing, *own_steps, *checks)
+    else:
+        step_texts += (*checks, *trailing)
     suffices = is_text_row and bool(own_steps) and len(_distinct(step_texts)) >= _MIN_STEPS
     if not suffices:
         if own_steps and not is_replaced:

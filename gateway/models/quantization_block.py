@@ -112,13 +112,18 @@ def _file_quant(file: Mapping[str, Any], source: str) -> Quant | None:
 
 def _old_file_quant(name: QuantPlace, file: Mapping[str, Any]) -> Quant | None:
     """The quantization by the fields that only one of the two programs writes; None: neither."""
-    method = "awq" if "w_bit" in file else "gptq" if "desc_act" in file else None
-    if method is not None and not _is_plain(file):
+    if "w_bit" in file:
+        method = "awq"
+    elif "desc_act" in file:
+        method = "gptq"
+    else:
+        return None
+    if not _is_plain(file):
         raise BadModel(
             f"{name} is not plain JSON.",
             hint="Repair the file, or download the model again from its publisher.",
         )
-    return Quant(method=method, config=dict(file), place=name) if method else None
+    return Quant(method=method, config=dict(file), place=name)
 
 
 def _inner_block(block: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from gateway.domain import (
     EngineRef,
     Estimate,
     ExpectedStart,
+    Gpu,
     Hardware,
     Memory,
     Plan,
@@ -481,19 +482,12 @@ def machine(hardware: Hardware) -> list[Row]:
     ]
     for gpu in hardware.gpus:
         kind = " unified" if gpu.memory_kind == "unified" else ""
-        lost_gpus = (
-            f", kept from fitserve: {gpu.reservation_reason}"
-            if gpu.reservation_reason
-            else f", not used: {gpu.loss_reason}"
-            if gpu.loss_reason
-            else ""
-        )
         rows.append(
             Row(
                 f"GPU {gpu.index}",
                 gpu.name,
                 f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)}"
-                f" free{lost_gpus}",
+                f" free{_unused_words(gpu)}",
                 gpu.uuid,
             )
         )
@@ -505,6 +499,13 @@ def machine(hardware: Hardware) -> list[Row]:
             )
         )
     return rows
+
+
+def _unused_words(gpu: Gpu) -> str:
+    """The reason why fitserve leaves a GPU unused, behind its free memory."""
+    if gpu.reservation_reason:
+        return f", kept from fitserve: {gpu.reservation_reason}"
+    return f", not used: {gpu.loss_reason}" if gpu.loss_reason else ""
 
 
 def offer_words(decision: Decision) -> list[str]:

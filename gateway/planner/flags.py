@@ -109,18 +109,13 @@ def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 
     Each flag is one item with `=`, so that no value can be read as another flag.
     """
-    return tuple(
-        [
-            (
-                f"--{name}"
-                if value is True
-                else f"--no-{name}"
-                if value is False
-                else f"--{name}={value}"
-            )
-            for name, value in flags.items()
-        ]
-    )
+    return tuple([_argument(name, value) for name, value in flags.items()])
+
+
+def _argument(name: str, value: Scalar) -> str:
+    if value is True:
+        return f"--{name}"
+    return f"--no-{name}" if value is False else f"--{name}={value}"
 
 
 class LaunchInputs(FrozenRecord, frozen=True):

@@ -14,6 +14,8 @@ _MAX_ROWS = 500_000
 
 Part = Literal["day", "key", "model"]
 PARTS: tuple[Part, ...] = get_args(Part)
+# The values of columns that a question sums up, as SQL.
+_EMPTY_PARTS: dict[Part, str] = {"day": "0", "key": "''", "model": "''"}
 _SUMS = (
     "requests, prompt_tokens, completion_tokens, cached_tokens, untold_requests, estimated_tokens"
 )
@@ -49,9 +51,7 @@ class UsageTable:
         self, first: int, last: int, parts: Collection[Part], key: str | None, model: str | None
     ) -> list[UsageRow]:
         """The usage from the first to the last day, by `parts`. Other parts are 0 or ""."""
-        columns = ", ".join(
-            name if name in parts else ("0" if name == "day" else "''") for name in PARTS
-        )
+        columns = ", ".join(name if name in parts else _EMPTY_PARTS[name] for name in PARTS)
         sums = ", ".join(f"sum({name})" for name in _SUMS.split(", "))
         filters = {"key": key, "model": model}
         condition = "".join(

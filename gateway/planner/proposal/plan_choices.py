@@ -191,11 +191,9 @@ def all_reduce(candidate: Candidate, link_failures: Mapping[str, Fact]) -> Choic
             False, f"with it, the GPUs could not talk to each other here: {fact.source}", "fact"
         )
     if pair is None:
-        reason = (
-            ("one GPU" if gpus else "the CPU is one rank")
-            if candidate.variant.tp * candidate.variant.dp == 1
-            else "every pair has NVLink or working peer-to-peer access"
-        )
+        reason = "every pair has NVLink or working peer-to-peer access"
+        if candidate.variant.tp * candidate.variant.dp == 1:
+            reason = "one GPU" if gpus else "the CPU is one rank"
         return bool_choice(True, reason, "probe")
     reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
     return bool_choice(False, reason, "probe")

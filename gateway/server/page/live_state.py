@@ -330,6 +330,12 @@ def _holders(models: Iterable[ManagedModel]) -> dict[str, list[GpuEngine]]:
     return holders
 
 
+def _change_state(model: ManagedModel) -> Literal["underway", "refused"] | None:
+    if model.change is None:
+        return None
+    return "refused" if model.change.refusal_text else "underway"
+
+
 def _live_model(
     model: ManagedModel, routes: Routes, count: Callable[[str, str], int], expected_start: Expected
 ) -> LiveModel:
@@ -344,11 +350,7 @@ def _live_model(
         used_at=round(model.used_at) or None,
         stopped=model.is_stopped,
         deleting=model.is_deleting,
-        change=None
-        if model.change is None
-        else "refused"
-        if model.change.refusal_text
-        else "underway",
+        change=_change_state(model),
         better=model.rival is not None,
         inputs=next(
             (

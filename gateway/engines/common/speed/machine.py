@@ -363,6 +363,7 @@ def _read_peaks(
 ) -> _Peaks | None:
     card = pace.cards.card(gpu.name, gpu.total_bytes)
     reference = pace.table.reference
+    default_part = 1.0 if card is None else None
     flops = _peak_rates(card) if card else {}
     days: dict[str, str] = {}
 
@@ -371,7 +372,7 @@ def _read_peaks(
         # A measurement is better than nothing for a card without a data sheet, though it is a
         # little below the peak.
         number = measured_rates.number(gpu, product)
-        part = reference.part(product) if reference else 1.0 if card is None else None
+        part = reference.part(product) if reference else default_part
         if number is None or part is None:
             continue
         days[product] = number.day

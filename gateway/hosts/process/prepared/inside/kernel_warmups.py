@@ -180,6 +180,13 @@ def description(value: Any) -> Any:
     raise ValueError(f"A call has a {type(value).__name__}, which cannot be recorded.")
 
 
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element of a tensor, at most."""
+    if "float8" in dtype:
+        return 1
+    return 2 if "16" in dtype else 4
+
+
 def tensor_bytes(call: dict[str, Any]) -> int:
     """GPU memory that the tensors of a call take, with four bytes for each element at most."""
     total = 0
@@ -189,9 +196,10 @@ def tensor_bytes(call: dict[str, Any]) -> int:
         if isinstance(value, list):
             values += value
         elif isinstance(value, dict):
-            width = 1 if "float8" in value["dtype"] else 2 if "16" in value["dtype"] else 4
             sizes = zip(value["shape"], value["strides"], strict=True)
-            total += width * (1 + sum((size - 1) * stride for size, stride in sizes))
+            total += element_bytes(value["dtype"]) * (
+                1 + sum((size - 1) * stride for size, stride in sizes)
+            )
     return total
 
 
