@@ -41,7 +41,15 @@ class FailureCandidate:
 
     @classmethod
     def unproven(cls, line: str, number: int, shape: ExceptionShape) -> FailureCandidate:
-        return cls(None, {}, line, number, shape.phase, shape=shape, is_bare=True)
+        return cls(
+            row=None,
+            culprit={},
+            line=line,
+            number=number,
+            phase=shape.phase,
+            shape=shape,
+            is_bare=True,
+        )
 
     def set_message(self, message: str, columns: int) -> None:
         """Begin the message with a line of this many columns."""

@@ -61,4 +61,6 @@ class CrashStack:
     def candidate(self, phase: str) -> FailureCandidate:
         """The stack's frames as a traceback, and its symbols as the message."""
         shape = ExceptionShape("", " ".join(self._symbols), self.frames, phase)
-        return FailureCandidate(None, {}, self.line, self.number, phase, shape=shape)
+        return FailureCandidate(
+            row=None, culprit={}, line=self.line, number=self.number, phase=phase, shape=shape
+        )

@@ -439,7 +439,9 @@ class LogReader:
             and forms.PIPE.search(process.files[-1])
         ):
             evidence.add_death(text, number)
-        process.message = FailureCandidate(None, {}, text, number, self.progress.phase)
+        process.message = FailureCandidate(
+            row=None, culprit={}, line=text, number=number, phase=self.progress.phase
+        )
         process.has_header = line.is_header
         process.lines_left = MESSAGE_LINES
 

@@ -299,7 +299,9 @@ class LogVerdict:
         if not message:
             return FailureCandidate(_PEER_FAILURE, {}, line, number, phase)
         shape = ExceptionShape(name["name"] if name else "", message, (), phase)
-        candidate = FailureCandidate(None, {}, line, number, phase, shape=shape)
+        candidate = FailureCandidate(
+            row=None, culprit={}, line=line, number=number, phase=phase, shape=shape
+        )
         return self._best_candidate([candidate]) or candidate
 
     def _build_failure(self, candidate: FailureCandidate | None) -> Failure | None:

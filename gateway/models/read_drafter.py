@@ -62,7 +62,9 @@ def read_drafter(
     )
     draft_model = None
     if method == "draft_model":
-        draft_model = read_model(source, revision, config, tensors, None, (), None)
+        draft_model = read_model(
+            source, revision, config, tensors, file_bytes=None, remote_code=(), task_hint=None
+        )
     attention = (
         draft_model.attention if draft_model else _attention_of(layer, fields, inner_fields, method)
     )

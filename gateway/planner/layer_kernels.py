@@ -132,10 +132,11 @@ def _expert_kernel(
     if sizes is None:
         return _refused_row(
             layer,
-            None,
-            None,
-            "none",
-            f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.expert_parts} ranks",
+            k=None,
+            n=None,
+            status="none",
+            reason=f"{layer.n} outputs and {layer.k} inputs cannot be cut for"
+            f" {rank.expert_parts} ranks",
         )
     k, n = sizes
     first = layer.name.endswith(".w13")

@@ -203,7 +203,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         self.deadline = math.inf
         exchange = self._current_exchange = Exchange(
-            self, repeat.meaning, new_id(), True, body, True
+            self, repeat.meaning, new_id(), keep_alive=True, body=body, is_whole=True
         )
         self._run_exchange(exchange)
         return True

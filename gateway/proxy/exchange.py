@@ -147,6 +147,7 @@ class Exchange:
         connection: ClientConnection,
         request: RequestHead,
         id_: str,
+        *,
         keep_alive: bool,
         body: request_body.Body = b"",
         is_whole: bool = False,

@@ -242,7 +242,7 @@ class RequestReader:
             else:
                 rank = priority.request_priority(headers.get(priority.HEADER), key)
                 head = RequestHead(endpoint, headers, key, request_lines(headers), rank)
-                request = Exchange(connection, head, id_, keep_alive)
+                request = Exchange(connection, head, id_, keep_alive=keep_alive)
                 request.answer.accepts_chunked = version != "1.0"
         except FitserveError as error:
             connection.refuse_and_close(error, shape, id_)

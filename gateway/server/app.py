@@ -368,7 +368,7 @@ async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> K
         app.on_keys()
 
     def stored_usage(first: int, last: int) -> Iterable[UsageRow]:
-        return store.usage.sums(first, last, ("day", "key", "model"), None, None)
+        return store.usage.sums(first, last, ("day", "key", "model"), key=None, model=None)
 
     def apply_sessions() -> None:
         if front.workers is not None:

@@ -49,6 +49,7 @@ unit/test_readme_comparison.py
 unit/test_contributing.py
 unit/test_docs_style.py
 unit/test_docstring_names.py
+unit/test_form_style.py
 unit/test_verb_style.py
 unit/test_yaml_style.py
 unit/test_documented_commands.py

@@ -55,7 +55,9 @@ class WishChanges:
         origin: the author of a wish that is not in the history yet.
         """
         async with self._writing:
-            await asyncio.to_thread(self._store.save_change, wish, generation, None, origin)
+            await asyncio.to_thread(
+                self._store.save_change, wish, generation, change=None, origin=origin
+            )
             model.wish = wish
             model.generation = generation
             model.change = None

@@ -151,7 +151,7 @@ def layer_attention(
         else:
             step_backend = step.backend if step and not forced_name else None
             choice = choose_backend(
-                rules, target, rank.capability, None, forced_name or step_backend
+                rules, target, rank.capability, forced_name=forced_name or step_backend
             )
             if step_backend and choice.backend:
                 reason = f"the engine sets this backend for {architecture}"

@@ -16,6 +16,7 @@ _CHECKED_BYTES = 4 << 20
 _ACCESS_ENABLED_CODE = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _SIZE = ctypes.c_size_t
 _POINTER = ctypes.c_uint64
+_DEFAULT_STREAM = None
 
 
 class DriverError(Exception):
@@ -171,7 +172,7 @@ class PeerCopy(NamedTuple):
             self.source,
             contexts[self.pair[0]],
             _SIZE(size),
-            None,
+            _DEFAULT_STREAM,
         )
 
     def is_intact(self, size: int) -> bool:

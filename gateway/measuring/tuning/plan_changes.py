@@ -248,7 +248,13 @@ def _graph_changes(base: BasePlan) -> Iterator[PlanChange]:
     concurrency = concurrent_requests(base.owner, base.plan)
     eager = plan.enforce_eager
     if eager.value and eager.source != "user" and _open_flag(base, _EAGER):
-        yield _flag_change(base, _EAGER, False, "compiled graphs", "steps start with less work")
+        yield _flag_change(
+            base,
+            _EAGER,
+            value=False,
+            change="compiled graphs",
+            reason="steps start with less work",
+        )
     size = next((name for name in _GRAPH_SIZE if _open_flag(base, name)), None)
     max_batch = min(concurrency, plan.max_num_seqs.value)
     if not eager.value and size is not None and max_batch > _OWN_GRAPHS:

@@ -79,7 +79,9 @@ def main() -> None:
             " of memory."
         )
         hint = "No model needs so much. Choose another repository or another Hub."
-    _write_progress(DownloadProgress(total, total, True, failure, hint, commit=job.commit))
+    _write_progress(
+        DownloadProgress(total, total, ended=True, failure=failure, hint=hint, commit=job.commit)
+    )
 
 
 def _write_progress(progress: DownloadProgress) -> None:

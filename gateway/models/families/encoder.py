@@ -68,7 +68,7 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
     gated = (width, width)
     bias = fields.flag("mlp_bias")
     linears = [
-        _qkv_layers(f"{layer}.attn.Wqkv", numbers, hidden, heads, (), bias=biased),
+        _qkv_layers(f"{layer}.attn.Wqkv", numbers, hidden, heads, modules=(), bias=biased),
         LinearLayer(f"{layer}.attn.Wo", numbers, hidden, (hidden,), "row", bias=biased),
         LinearLayer(f"{layer}.mlp.Wo", numbers, width, (hidden,), "row", bias=bias),
     ]

@@ -207,7 +207,7 @@ def kept_scale_bytes(built_model: BuiltModel, rank: Rank, names: Collection[str]
         if layer.name not in names or not layer.experts or not isinstance(layer.scheme, Scheme):
             continue
         if layer.scheme.layout == "mxfp4" and (cut_sizes := rank_shape(layer, parts(layer, rank))):
-            k, n = _padded_sizes(layer, layer.scheme, *cut_sizes, rank.capability, ())
+            k, n = _padded_sizes(layer, layer.scheme, *cut_sizes, rank.capability, traits=())
             experts = round_up(layer.experts, rank.ep) // rank.ep
             total += k * n // layer.scheme.group * layer.count * experts
     return total
