@@ -8,6 +8,7 @@ ever.
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 MIB = 1024**2
 GIB = 1024**3
@@ -23,6 +24,13 @@ _MAX_DURATION_S = 10 * 365 * 24 * 3600.0
 def gib(count: int | None) -> str:
     """`21.90 GiB`; None is a size that could not be read."""
     return "unknown" if count is None else f"{count / GIB:.2f} GiB"
+
+
+def day_text(time_s: float | None) -> str:
+    """The day of Unix seconds, in UTC; None is a time that was not recorded."""
+    if time_s is None:
+        return "an unknown day"
+    return datetime.fromtimestamp(time_s, UTC).date().isoformat()
 
 
 def duration(value: object) -> float:

@@ -128,6 +128,7 @@ def _expert_kernel(
     traits: ExpertTraits,
     choose_experts: Callable[[MoeShape], MoeChoice],
 ) -> LayerKernel:
+    """The kernel of one product of the experts, or the reason why none is known or fits."""
     sizes = rank_shape(layer, rank.expert_parts)
     if sizes is None:
         return _refused_row(
@@ -143,22 +144,7 @@ def _expert_kernel(
     if not traits.function:
         reason = "the function between the experts' products is not known here"
         return _refused_row(layer, k, n, "unknown", reason)
-    is_gated = not traits.function.endswith("_no_mul")
-    shape = MoeShape(
-        hidden=k if first else n,
-        intermediate=max(n // (2 if is_gated else 1), 1) if first else k,
-        experts=layer.experts,
-        scheme=scheme,
-        origin="" if scheme.kind == "unquantized" else traits.origin,
-        dtype=rank.dtype,
-        function=traits.function,
-        bias=layer.bias,
-        routing=traits.routing,
-        family=traits.family,
-        ep=rank.ep > 1,
-        dp=rank.dp > 1,
-        clamped=traits.clamped,
-    )
+    shape = _expert_shape(layer, scheme, rank, traits, sizes)
     choice = choose_experts(shape)
     crash = dict(choice.crashes).get("w13" if first else "w2")
     padded_sizes = None
@@ -211,6 +197,33 @@ def _cut_group(scheme: Scheme, origin: str, k: int) -> str:
     return f"K={k} is not a multiple of the group size {_FP4_GROUP}"
 
 
+def _expert_shape(
+    layer: Linear, scheme: Scheme, rank: Rank, traits: ExpertTraits, sizes: tuple[int, int]
+) -> MoeShape:
+    """sizes: inputs and outputs of the layer on one rank."""
+    k, n = sizes
+    if layer.name.endswith(".w13"):
+        is_gated = not traits.function.endswith("_no_mul")
+        hidden, intermediate = k, max(n // (2 if is_gated else 1), 1)
+    else:
+        hidden, intermediate = n, k
+    return MoeShape(
+        hidden=hidden,
+        intermediate=intermediate,
+        experts=layer.experts,
+        scheme=scheme,
+        origin="" if scheme.kind == "unquantized" else traits.origin,
+        dtype=rank.dtype,
+        function=traits.function,
+        bias=layer.bias,
+        routing=traits.routing,
+        family=traits.family,
+        ep=rank.ep > 1,
+        dp=rank.dp > 1,
+        clamped=traits.clamped,
+    )
+
+
 def _linear_kernel(
     layer: Linear,
     rules: EngineRules,
@@ -219,6 +232,7 @@ def _linear_kernel(
     traits: ExpertTraits | None,
     refusals: ObservedRefusals,
 ) -> LayerKernel:
+    """The kernel of a linear layer without experts, or the reason why none is known or fits."""
     scheme = layer.scheme
     k, n = rank_shape(layer, parts(layer, rank)) or (None, None)
     if not isinstance(scheme, Scheme):

@@ -68,7 +68,7 @@ def inner_protocol(
 
     def connect() -> ClientConnection:
         connection = ClientConnection(plane, config, server_state, {})
-        connection.admission = "twin"
+        connection.admission = "internal"
         return connection
 
     return connect
@@ -135,7 +135,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.plane, self.config, self.server_state, self.app_state, self._loop
         )
         connection.address = self.address
-        connection.admission = "twin"
+        connection.admission = "internal"
         return connection
 
     # --- called by the transport ---

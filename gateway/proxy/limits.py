@@ -205,9 +205,9 @@ def refusal_capacity(connections: int) -> int:
     return min(MAX_REFUSED_CONNECTIONS, 1 + connections // 8)
 
 
-Admission = Literal["in", "refused", "out", "twin"]
+Admission = Literal["in", "refused", "out", "internal"]
 """The admission of a connection: `in` stays, `refused` receives a refusal, `out` is closed
-immediately. `twin` takes no place, because another connection has one for both."""
+immediately. `internal` takes no place: the connection of the client has one for both."""
 
 
 class ClientProgress:

@@ -53,7 +53,7 @@ def test_the_first_small_model_gives_surplus_cache_until_all_serve(
         storm.add("m0")
         ready(storm, "m0")
         lone_model_view = model_view(storm, "m0")
-        assert promised_bytes(lone_model_view) > 0.85 * total, "who is alone takes what is free"
+        assert promised_bytes(lone_model_view) > 0.85 * total, "a lone model takes all free memory"
         for name in storm.names[1:]:
             storm.add(name)
             ready(storm, *[other_name for other_name in storm.names if other_name <= name])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from gateway.controller.fleet.managed_model import ManagedModel
-from gateway.domain import Abilities, Instance, Plan
+from gateway.domain import Abilities, Attempt, Instance, Plan
 from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.engines.registry import engine_kind
 from gateway.proxy.routing.model_route import ModelCard, ModelRoute, RoutedReplica
@@ -37,11 +37,10 @@ _CHANGE_WAIT_S = 1800.0
 def status(model: ManagedModel) -> tuple[str, str]:
     """The state of a model in a word, and why. A model is ready as soon as one replica is."""
     state, detail = _model_status(model)
-    return state, (
-        "; ".join([*([detail.rstrip(".")] if detail else []), *problems])
-        if (problems := [*model.problems])
-        else detail
-    )
+    if not model.problems:
+        return state, detail
+    words = [detail.rstrip(".")] if detail else []
+    return state, "; ".join([*words, *model.problems])
 
 
 def _model_status(model: ManagedModel) -> tuple[str, str]:
@@ -183,6 +182,26 @@ def _card(plans: list[Plan], abilities: Abilities, keep_alive_s: float) -> Model
     )
 
 
+def _routed_replica(attempt: Attempt, url: str, instance: Instance) -> RoutedReplica:
+    plan = attempt.plan
+    kind = engine_kind(plan.engine.kind)
+    return RoutedReplica(
+        url=url,
+        id=instance.name,
+        served_name=attempt.served_name,
+        capacity=capacity(plan),
+        key=instance.key,
+        adapters=tuple(
+            (adapter.name, kind.adapter_name(attempt.model, adapter.name))
+            for adapter in plan.adapters
+        ),
+        thoughts=kind.thoughts,
+        priority_factor=kind.priority_factor(plan.argv),
+        has_default_priority=kind.has_default_priority(plan.argv),
+        gpus=len(plan.gpus),
+    )
+
+
 def _routed_replicas(
     model: ManagedModel, running_instances: Mapping[str, Instance]
 ) -> tuple[list[RoutedReplica], set[str]]:
@@ -203,30 +222,7 @@ def _routed_replicas(
         if replica.watcher is not None and replica.watcher.observation.freeze_reason
     }
     replicas = [
-        RoutedReplica(
-            url=instance.url,
-            id=instance.name,
-            served_name=replica.attempt.served_name,
-            capacity=capacity(replica.attempt.plan),
-            key=instance.key,
-            adapters=tuple(
-                (
-                    adapter.name,
-                    engine_kind(replica.attempt.plan.engine.kind).adapter_name(
-                        replica.model, adapter.name
-                    ),
-                )
-                for adapter in replica.attempt.plan.adapters
-            ),
-            thoughts=engine_kind(replica.attempt.plan.engine.kind).thoughts,
-            priority_factor=engine_kind(replica.attempt.plan.engine.kind).priority_factor(
-                replica.attempt.plan.argv
-            ),
-            has_default_priority=engine_kind(replica.attempt.plan.engine.kind).has_default_priority(
-                replica.attempt.plan.argv
-            ),
-            gpus=len(replica.attempt.plan.gpus),
-        )
+        _routed_replica(replica.attempt, instance.url, instance)
         for replica, instance in serving_replicas
         if replica.attempt is not None and instance.url and instance.name not in frozen_names
     ]

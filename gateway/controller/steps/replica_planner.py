@@ -118,7 +118,7 @@ class ReplicaPlanner:
         model: ManagedModel,
         old_attempt: Attempt,
         offer: Offer,
-        requester: Collection[str],
+        requesters: Collection[str],
         context: PlanningContext,
         held_bytes: dict[str, int],
     ) -> Plan | None:
@@ -134,7 +134,7 @@ class ReplicaPlanner:
             if set(plan.gpus) & holder.bytes_by_gpu.keys()
         }
         cap = cap_after_giving(
-            offer, plan, {*requester, *near_models, *(former_cap.models if former_cap else ())}
+            offer, plan, {*requesters, *near_models, *(former_cap.models if former_cap else ())}
         )
         fixed_choices = {
             "engines": (str(plan.engine),),

@@ -31,7 +31,7 @@ class ShrinkSteps:
         self,
         model: ManagedModel,
         offer: Offer,
-        requester: Collection[str],
+        requesters: Collection[str],
         context: CurrentContext,
         held_bytes: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
@@ -43,14 +43,14 @@ class ShrinkSteps:
         old_attempt = model.replicas[offer.replica].attempt
         if old_attempt is None:
             return
-        log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=offer.words)
+        log.warning("gives KV cache", model=replica.model, to=sorted(requesters), words=offer.words)
         try:
             async with self._replica_planner.turns.turn():
                 new_plan = await self._replica_planner.shrunk_plan(
                     model=model,
                     old_attempt=old_attempt,
                     offer=offer,
-                    requester=requester,
+                    requesters=requesters,
                     context=context(),
                     held_bytes=held_bytes(model, replica),
                 )
@@ -65,7 +65,7 @@ class ShrinkSteps:
                 return
             replica.attempt = attempt
             replica.succession.awaits_successor = True
-            replica.cache_receivers = frozenset(requester)
+            replica.cache_receivers = frozenset(requesters)
             # The old attempt may have become ready meanwhile.
             await self._attempts.finish(replica, current_attempt)
         except FitserveError as error:

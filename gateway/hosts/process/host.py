@@ -425,22 +425,24 @@ class ProcessHost:
             env |= _build_variables(spec, env)
             prepared_engines.request_process(self._process_start(spec, argv, env))
 
+    def _used_caches(self) -> set[Path]:
+        """The caches of all engines of this gateway."""
+        folders = set()
+        for name in self._records.names():
+            with suppress(ForeignInstance):
+                record = self._records.read(name)
+                if record is not None and record.cache is not None:
+                    folders.add(Path(record.cache))
+        return folders
+
     def _spawn_with_record(self, spec: LaunchSpec, record: Record) -> Record:
+        """Start the engine, with its record on the disk before. Raises HostError."""
         for folder in (self._logs, self._home, self._run / spec.name):
             folder.mkdir(parents=True, exist_ok=True)
         inherited: dict[str, str] = {}
         if record.cache is not None:
             inherited = self._caches.make(Path(record.cache), spec.caches)
-            used_caches = {Path(record.cache)}
-            for name in self._records.names():
-                with suppress(ForeignInstance):
-                    record_now = self._records.read(name)
-                    used_caches |= (
-                        {Path(record_now.cache)}
-                        if record_now is not None and record_now.cache is not None
-                        else set()
-                    )
-            self._caches.trim(used_caches)
+            self._caches.trim({Path(record.cache), *self._used_caches()})
         log = self._log_path(spec.name)
         log.unlink(missing_ok=True)
         self._records.write(record)

@@ -3,7 +3,14 @@
 import pytest
 
 from gateway.domain import Policy
-from gateway.domain.units import duration, duration_text, format_bytes, sentence, token_count
+from gateway.domain.units import (
+    day_text,
+    duration,
+    duration_text,
+    format_bytes,
+    sentence,
+    token_count,
+)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +113,16 @@ def test_no_file_with_content_has_the_size_zero(count: int, words: str) -> None:
 )
 def test_a_name_at_the_start_keeps_its_spelling(words: str, expected: str) -> None:
     assert sentence(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("time_s", "words"),
+    [
+        (0.0, "1970-01-01"),
+        (951_782_400, "2000-02-29"),
+        (1_767_225_599.9, "2025-12-31"),
+        (None, "an unknown day"),
+    ],
+)
+def test_a_time_is_a_day_of_utc(time_s: float | None, words: str) -> None:
+    assert day_text(time_s) == words

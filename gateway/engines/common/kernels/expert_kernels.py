@@ -327,6 +327,7 @@ def _moe_choice(
     subject: Subject,
     refusals: tuple[Refusal, ...],
 ) -> MoeChoice:
+    """The choice of a backend for experts, with its crashes and grown sizes."""
     shape = subject.experts
     assert shape is not None  # noqa: S101 - of experts alone
     padded_sizes = _padded_sizes(backend.pads, shape, subject)
@@ -335,28 +336,31 @@ def _moe_choice(
         if padded_sizes
         else shape
     )
-    crashes = []
-    for label, product in (
-        (("w13", grown_shape.w13), ("w2", grown_shape.w2)) if backend.runs else ()
-    ):
-        grown_subject = subject._replace(layer=product, experts=grown_shape)
-        reasons = [
-            reason for reason in (check.refusal(grown_subject) for check in backend.runs) if reason
-        ]
-        crashes += (
-            [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(reasons)}")]
-            if reasons
-            else []
-        )
+    crashes = _crashes(backend, grown_shape, subject)
     return MoeChoice(
         kernel=name,
         method=method.name,
         padded_to=padded_sizes,
         refusals=refusals,
         status="crash" if crashes else "ok",
-        crashes=tuple(crashes),
+        crashes=crashes,
         note="; ".join(reason for _, reason in crashes) or backend.slow_reason,
     )
+
+
+def _crashes(
+    backend: ExpertBackend, shape: MoeShape, subject: Subject
+) -> tuple[tuple[str, str], ...]:
+    """The products of an expert, `w13` and `w2`, that the accepted backend cannot compute, and
+    why."""
+    crashes = []
+    for label, product in (("w13", shape.w13), ("w2", shape.w2)):
+        product_subject = subject._replace(layer=product, experts=shape)
+        reasons = [reason for check in backend.runs if (reason := check.refusal(product_subject))]
+        if reasons:
+            words = f"{label}: K={product.k}, N={product.n}: {'; '.join(reasons)}"
+            crashes.append((label, words))
+    return tuple(crashes)
 
 
 def _padded_sizes(

@@ -13,6 +13,7 @@ from itertools import combinations
 
 from gateway.domain import Fact, Gpu, Link
 from gateway.domain.record import FrozenRecord
+from gateway.domain.units import day_text
 
 # All values of facts are whole numbers: bytes/s, FLOP/s, nanoseconds.
 _NANO = 1e9
@@ -43,7 +44,7 @@ class MachineMeasurements:
             if fact.kind != "machine_speed" or not fact.value:
                 continue
             scope = fact.scope
-            day = _day(fact.at)
+            day = day_text(fact.at)
             quantity = scope.get("what", "")
             gpus = scope.get("gpus", "")
             if quantity == "all_reduce":
@@ -121,16 +122,3 @@ def _connection_name(a: Gpu, b: Gpu, link: Link | None) -> str:
         return f"{link.nvlinks} NVLinks"
     lanes = min((gpu.pcie.max_generation or 0, gpu.pcie.max_width or 0) for gpu in (a, b))
     return f"PCIe {lanes[0]} x{lanes[1]}{' with P2P' if link is not None and link.p2p else ''}"
-
-
-def _day(time_s: float | None) -> str:
-    """The day of Unix seconds, by the Gregorian calendar counted from 1 March of the year 0: the
-    module that knows it can ask the clock too."""
-    if time_s is None:
-        return "an unknown day"
-    era, era_day = divmod(int(time_s // 86400) + 719_468, 146_097)
-    year = (era_day - era_day // 1460 + era_day // 36_524 - era_day // 146_096) // 365
-    year_day = era_day - (365 * year + year // 4 - year // 100)
-    month = (5 * year_day + 2) // 153
-    day = year_day - (153 * month + 2) // 5 + 1
-    return f"{year + era * 400 + (month > 9)}-{month + 3 if month < 10 else month - 9:02}-{day:02}"

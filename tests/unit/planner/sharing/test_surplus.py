@@ -529,7 +529,7 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     evicted_names = machine.load(f"{model_name}/asked")
     assert not machine.full()
     copies = {copy_of(take.model, take.replica) for take in evicted_names or ()}
-    assert not copies & machine.fixed, "who is pinned never leaves"
+    assert not copies & machine.fixed, "a pinned model never leaves"
     assert {
         name_of_copy: machine.serving[name_of_copy] for name_of_copy in had.keys() - copies
     } == {name_of_copy: had[name_of_copy] for name_of_copy in had.keys() - copies}
