@@ -186,6 +186,7 @@ def _certificate_path() -> str:
 
 
 def _http_client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
+    """A client of the gateway, with its key. Raises SettingsError, BadRequest."""
     import ssl
 
     import httpx

@@ -19,6 +19,7 @@ def show_disk(usage: Mapping[str, Any]) -> None:
 
 
 def _show_revisions(revisions: Sequence[Mapping[str, Any]]) -> None:
+    """Print the downloaded revisions and the models that need them."""
     rows = [
         (
             revision["repo"],

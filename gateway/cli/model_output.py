@@ -207,6 +207,7 @@ def _show_refusals(decision: Any) -> None:
 
 
 def _show_attempt(attempt: Any) -> None:
+    """Print an attempt with its failure, and the changes of the next plan."""
     import datetime
 
     from gateway.diagnosis.remedy import REACTIONS

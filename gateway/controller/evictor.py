@@ -345,6 +345,7 @@ class Evictor:
 
 
 def _build_copy(model: ManagedModel, replica: ReplicaState) -> Copy:
+    """The copy of a model as evictions see it: its state, since when, and the time to load it."""
     attempt = replica.attempt
     woken = replica.wake_times
     if (

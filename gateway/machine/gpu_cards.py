@@ -79,6 +79,7 @@ class Cards:
                 self.nvml.nvmlShutdown()
 
     def _read_gpus(self) -> None:
+        """Read every GPU and MIG part, and note each reading that fails."""
         count = self.notes.read("number of GPUs", self.nvml.nvmlDeviceGetCount)
         if count == 0:
             self.notes.add(

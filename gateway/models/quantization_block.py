@@ -55,6 +55,7 @@ def read_quantization(top: Fields, text: Fields, files: Files | None = None) -> 
 
 
 def _config_quant(location: QuantPlace, fields: Fields, files: Files) -> Quant:
+    """The quantization of a block in `config.json`. Raises BadModel."""
     name = location.rpartition(".")[2]
     block = fields.mapping(name, {})
     method = _method(block)

@@ -204,6 +204,7 @@ def _target_layers(draft: Fields, inner_fields: Fields) -> tuple[int, ...]:
 def _attention_of(
     layer: Fields, draft: Fields, inner_fields: Fields, method: DraftMethod
 ) -> tuple[AttentionGroup, ...]:
+    """The attention of a drafter by its config. Raises BadModel that names the field."""
     if method == "mtp":
         return ()  # reads the target's own cache (vllm/v1/spec_decode/gemma4.py)
     heads = layer.integer("num_attention_heads")

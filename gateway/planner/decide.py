@@ -164,6 +164,7 @@ def rank_plans(
     plan_to_restore = inputs.sharing.plan_to_restore
 
     def rank(plan: Plan) -> _PlanRank:
+        """The values that order plans, best first."""
         context = plan.max_model_len.value
         replica_gpus = len(plan.gpus)
         replicas = plan.replicas.value

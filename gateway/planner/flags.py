@@ -274,6 +274,7 @@ def _replace_paths(argument: str, drafter: str | None, templates: str | None) ->
 
 
 def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
+    """The user's flags under the engine's own names. Raises BadFlag."""
     own_names = {engine.spelling.get(name, name) for name in GATEWAY_FLAGS}
     used_names: set[str] = set()
     for option, value in args.items():

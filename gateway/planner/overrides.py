@@ -77,6 +77,7 @@ def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def _replace_config(spec: ModelSpec, config: dict[str, Any], flag: str) -> ModelSpec:
+    """The model with a changed config. Raises BadRequest."""
     hint = spec.task if "sentence-transformers" in spec.sources.get("task", "") else None
     # Another architecture has another structure.
     has_same_class = config.get("architectures") == spec.config.get("architectures")

@@ -192,9 +192,8 @@ def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:
 def layers_per_stage(
     layers: int, shares: Sequence[float], max_layers: Sequence[float]
 ) -> tuple[int, ...] | None:
-    """The number of layers of each stage: by `shares`, and none more than `max_layers` of
-    it.
-    None: they do not hold all."""
+    """The number of layers of each stage: by `shares`, and no more than its `max_layers`. None: the
+    stages do not hold all layers."""
     layer_counts = [1] * len(shares)
     for _ in range(layers - len(shares)):
         free_stages = [
@@ -254,6 +253,7 @@ class GpuGroups:
         return self._best_groups[size]
 
     def _group_of_size(self, size: int) -> tuple[Gpu, ...] | None:
+        """The best GPUs for this many ranks, by free memory and NVLinks; None: too few GPUs."""
         groups = [
             group
             for same_kind in self._kinds.values()

@@ -116,6 +116,7 @@ def check(engine: Engine, resolution: ResolvedMethod, capability: str | None, dt
 def _checkpoint_method(
     engine: Engine, quant: Quant, user: str, model_type: str, capability: str | None
 ) -> str:
+    """The engine's method for quantized weights. Raises MethodRefusalError."""
     method = quant.method.lower().replace("compressed_tensors", "compressed-tensors")
     if quant.is_unread and not user:
         reason = (

@@ -513,6 +513,7 @@ def _size_choice(
 
 
 def _eager_choice(candidate: Candidate, seqs: int) -> Choice[bool]:
+    """Whether the engine runs without CUDA graphs, with the reason."""
     if "enforce-eager" in candidate.args:
         return bool_choice(bool(candidate.args["enforce-eager"]), "set by the user", "user")
     if candidate.engine.device == "cpu":

@@ -289,6 +289,7 @@ class Profiles(ProfileTables):
         }
 
     def _rules_of(self, ref: str) -> EngineRules | None:
+        """The rules of a version, or those of the version that its profile names; None: none."""
         if ref not in self._known_rules:
             # A version without rules uses those of the version that its profile names.
             ruled = self.engine(ref).guessed_from or ref

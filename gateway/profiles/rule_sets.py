@@ -65,6 +65,7 @@ class RuleSets:
         return self._rules[path]
 
     def _extend(self, path: Path, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
+        """The rules of a file with those that the file extends. Raises SettingsError."""
         name = path.stem
         rules = self._documents.first(path)
         if not isinstance(rules, dict):

@@ -193,6 +193,7 @@ class RequestReader:
             self.headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
+        """Begin the request of a complete head, or refuse the head."""
         connection = self._connection
         if connection.is_discarding:
             return

@@ -192,6 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
             connection.detach()
 
     def data_received(self, data: bytes) -> None:
+        """Pass on bytes of the engine, without parsing where head or chunk are known."""
         exchange = self.exchange
         if exchange is None:
             self.transport.abort()  # the engine sends bytes without a request

@@ -318,6 +318,7 @@ def _build_tuning(
     store: Store,
     ended_counts: Callable[[], Mapping[str, float]],
 ) -> Tuning:
+    """The parts that measure and tune models."""
     profile = front.profiles.engine_in_image
     traffic = ServedTraffic(loop.fleet.models, front.routes.is_working, ended_counts, profile)
     measurements = Measurements(loop.fleet, loop.plan_preview, store, traffic)
@@ -446,6 +447,7 @@ def _build_planner(
     store: Store,
     networks: NetworkWatch | None,
 ) -> MachinePlanner:
+    """The planner of this machine or cluster, with the engines that may start here."""
     data = front.settings.data
     inquirer = Inquirer(host, AnswerCache(data / "answers"))
     images = allowed_images if host.kind != "process" else None

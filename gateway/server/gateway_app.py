@@ -134,6 +134,7 @@ class GatewayApp:
             self.stop()
 
     async def _authenticate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request with the required scope pass, and answer others with the error."""
         try:
             need = "inference" if is_inference(scope["path"]) else self.scopes.required_scope(scope)
             address = scope["client"][0] if scope.get("client") else ""

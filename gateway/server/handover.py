@@ -198,6 +198,7 @@ class Handover:
         return self._was_handed_over
 
     async def _hand(self, end: socket.socket) -> None:
+        """Hand sockets and lock to a successor of the same user that asks for them."""
         loop = asyncio.get_running_loop()
         with contextlib.closing(end):
             if peer_user(end) not in (0, os.getuid()) or self._has_successor():

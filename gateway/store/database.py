@@ -273,6 +273,7 @@ class Database:
 
     @contextmanager
     def _translate_errors(self, doing: str) -> Iterator[None]:
+        """Turn an error of the database into one of the store, and remember a failed write."""
         try:
             yield
             # The journal takes small changes on a full disk, and the next one can fail again.

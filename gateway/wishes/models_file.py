@@ -138,6 +138,7 @@ def _is_name(name: object) -> bool:
 
 
 def _top_mistakes(document: Document) -> list[Mistake]:
+    """Mistakes of the outer mapping and of the forms of its models."""
     data = document.data
     if document.mistakes:
         return []
@@ -191,6 +192,7 @@ _NAME = "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perh
 def _read_wish(
     document: Document, name: str, fields: dict[str, Any], references: References
 ) -> Wish | list[Mistake]:
+    """The wish of one model, or its mistakes."""
     top: Keys = ("models", name)
     mistakes = []
     for keys, text in texts(fields, top):

@@ -57,6 +57,7 @@ class Document(NamedTuple):
 
 
 def read(text: str) -> Document:
+    """The document of a YAML text, with its mistakes and the position of each key."""
     loader = None
     try:
         loader = yaml.SafeLoader(text)
@@ -122,6 +123,7 @@ def _values(node: yaml.Node, counts: dict[int, int]) -> int:
 
 
 def _walk_nodes(node: yaml.Node, keys: Keys, positions: dict[Keys, Position]) -> Iterator[Mistake]:
+    """The mistakes of a node and of the nodes in it. Each position is added to `positions`."""
     position = _position(node)
     positions.setdefault(keys, position)
     if len(keys) > _MAX_DEPTH:

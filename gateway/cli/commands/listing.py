@@ -101,6 +101,7 @@ def list_models(as_json: Json = False) -> None:
 
 
 def _show_requests(as_json: bool) -> None:
+    """Print running and waiting requests."""
     listing = call("GET", "/admin/requests")
     if as_json:
         say(json.dumps(listing, indent=2))
@@ -160,6 +161,7 @@ def _model_entry(view: Any, on_disk: Any) -> dict[str, Any]:
 
 
 def _model_row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]:
+    """The row of a model in the table of `fitserve ps`."""
     planned_replicas = [replica for replica in view["replicas"] if replica["engine"]]
     ready_replicas = [replica for replica in planned_replicas if replica["state"] == "ready"]
     replicas = ready_replicas or planned_replicas

@@ -121,6 +121,7 @@ def make_model(
 
 
 def _config(shape: ModelShape, vocab: dict[str, int]) -> dict[str, Any]:
+    """The `config.json` of the demo's model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -156,6 +157,7 @@ class _Tensor(NamedTuple):
 def _tensors(
     shape: ModelShape, vocab: dict[str, int], words: list[int], stop: bool
 ) -> Iterator[_Tensor]:
+    """The tensors of a model whose answer to every prompt is `words`, in this order."""
     hidden = shape.hidden
     inner_size = shape.inner
     query_size = shape.heads * shape.head_dim

@@ -97,6 +97,7 @@ def _pieces(sentence: str) -> list[str]:
 
 
 def tokenizer(vocab: dict[str, int]) -> dict[str, Any]:
+    """The `tokenizer.json` of a vocabulary without merges."""
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,

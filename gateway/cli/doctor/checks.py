@@ -417,6 +417,7 @@ def _hub_check(answer: HubAnswer) -> MachineCheck:
 
 
 def _check_token(answer: HubAnswer) -> list[MachineCheck]:
+    """The check of the Hub's token by an answer of the Hub."""
     if not answer.was_asked_with_token:
         return [
             MachineCheck(

@@ -210,6 +210,7 @@ def next_action(
 def _next_action(
     replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
 ) -> Action:
+    """The next step of a replica, by the first of the states that asks for one."""
     attempt = replica.attempt
     instance = replica.instance
     if not replica.is_wanted:

@@ -153,6 +153,7 @@ _STATE_VERBS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 def _wish_events(
     former_model: ReportedModel | None, new_model: ReportedModel, now: float
 ) -> Iterator[Event]:
+    """The events of changes of a model's wish."""
     wish = new_model.wish
     name = new_model.wish.name
 
@@ -214,6 +215,7 @@ def _replica_events(
     reported_milestones: ReportedMilestones,
     now: float,
 ) -> Iterator[Event]:
+    """The events of one replica between two states of the fleet."""
     for position, attempt in enumerate(new_replica.attempts):
         is_watched = new_replica.watched == attempt.id
         former_milestone = reported_milestones.milestone(attempt)

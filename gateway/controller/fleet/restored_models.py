@@ -94,6 +94,7 @@ def _image_digests(model: ManagedModel) -> dict[str, str]:
 
 
 def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[Attempt]) -> None:
+    """Add a replica with its live and past attempts to the model."""
     name = model.wish.name
     live = [attempt for attempt in past if attempt.is_live]
     replica = ReplicaState(

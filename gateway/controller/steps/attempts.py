@@ -102,6 +102,7 @@ class Attempts:
         replica.attempt = noted_attempt
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
+        """End an attempt with a failure, and store the facts that the failure proves."""
         now = time.time()
         disturbance = self._gate.record_failure(attempt, failure) or self._gate.disturbance(attempt)
         if not disturbance and failure.proven_subject != "nothing" and attempt.state == "starting":

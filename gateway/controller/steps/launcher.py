@@ -312,6 +312,7 @@ class Launcher:
         *,
         remote_code: bool,
     ) -> LaunchSpec:
+        """The start of an engine on the host, with its mounts and paths as the engine sees them."""
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
         if site == "container":

@@ -107,13 +107,13 @@ class ReplicaSteps:
         except Exception as error:
             replica.setback.record_failure(error)
 
-    def shrink(self, model: ManagedModel, offer: Offer, requester: Collection[str]) -> None:
+    def shrink(self, model: ManagedModel, offer: Offer, requesters: Collection[str]) -> None:
         """Have a serving model give its offer to the requesters, if nothing else is under way."""
         replica = model.replicas[offer.replica]
         if not replica.is_busy:
             context = partial(self._fleet.planning_context, model, replica)
             effect = self._effects.shrinks.shrink(
-                model, offer, requester, context, self._fleet.held_bytes
+                model, offer, requesters, context, self._fleet.held_bytes
             )
             self._start_effect(replica, "Shrink", effect)
 
@@ -216,6 +216,7 @@ class ReplicaSteps:
     def _snapshot(
         self, model: ManagedModel, replica: ReplicaState, instance: Instance | None
     ) -> ReplicaSnapshot:
+        """The state of a replica on which the next step is decided."""
         attempt = replica.attempt
         eviction = replica.eviction
         watcher = replica.watcher

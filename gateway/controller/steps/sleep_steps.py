@@ -76,6 +76,7 @@ class SleepSteps:
     async def _put_to_sleep(
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher
     ) -> None:
+        """Put an engine to sleep, and learn the freed bytes. A failure ends the attempt."""
         start_s = time.monotonic()
         used_bytes = await self._read_used_bytes(attempt)
         sleepy_attempt = attempt.evolve(asleep=SleepState(since=time.time()))

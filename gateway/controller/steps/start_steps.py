@@ -49,6 +49,7 @@ class StartSteps:
     async def launch(
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, context: CurrentContext
     ) -> None:
+        """Fetch image and weights, and start the engine. A stalled start fails the attempt."""
         reported_at = time.monotonic()
 
         def report(progress: str) -> None:

@@ -30,6 +30,7 @@ async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan)
 async def _tested_ability(
     client: EngineClient, url: str, body: dict[str, Any], ability: str
 ) -> Ability:
+    """The ability by the answer of an engine to one request."""
     try:
         answer = await client.post(
             f"{url}/v1/chat/completions", body, abilities.ABILITIES_TIMEOUT_S

@@ -121,6 +121,7 @@ class EngineClient:
         lines: bytes = b"",
         kind: bytes = b"application/json",
     ) -> EngineResponse:
+        """Send a request to an engine, and read its answer. Raises NoAnswerError."""
         try:
             host, port, secure, request = _request(method, url)
         except ValueError:

@@ -186,6 +186,7 @@ class Watcher:
         return reader
 
     async def _follow_log(self) -> None:
+        """Read the engine's log until its end, and copy it if the host keeps none."""
         if self._is_retired:
             # An error ended the copy. The log may be gone, so a new copy could be empty.
             return

@@ -113,6 +113,7 @@ def _change(
 def _choice_change(
     condition: CheckCondition, root: str, settings: VersionSettings | None, options: StartOptions
 ) -> str:
+    """The change of a setting after which a check no longer holds; "": unknown."""
     setting, relation, value = condition
     spec = settings.flags.get(root, {}) if settings else {}
     values = ", ".join(value.split(",")[:_MAX_VALUES])

@@ -189,6 +189,7 @@ class LineFilter:
         self._filter_block(raw + b"\n")
 
     def _filter_block(self, block: bytes, *, is_cut: bool = False) -> None:
+        """Keep the lines of a block that may matter, with their numbers."""
         if self._skips_line:
             self._skips_line, block = is_cut, block[block.find(b"\n") + 1 :]
             if not block:

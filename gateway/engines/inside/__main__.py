@@ -45,6 +45,7 @@ _WORDS = 2000
 
 
 def main() -> None:
+    """Answer the inquiry on stdin with lines of JSON on stdout."""
     # Engines print to standard output: that is reserved for our answers.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -338,6 +338,7 @@ def _limit_refusals(
     page: int | None,
     model: Subject,
 ) -> list[Refusal]:
+    """The refusals of a model by limits of the chosen backends."""
     refusals = []
     architecture = _attention_query(model).architecture
     prefill, decode = _chosen_parts(chosen_names)

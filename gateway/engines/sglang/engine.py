@@ -333,6 +333,7 @@ class SglangRules(SglangKind):
         return _MemoryParts(begins, free_bytes, reserved_bytes)
 
     def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
+        """The parts of a budget: weights, reserve, KV cache and overhead."""
         reserved = round(self._static_memory(footprint).reserved_mib * MIB)
         weights_bytes = footprint.weights_bytes
         per_token = footprint.cache.bytes_per_token

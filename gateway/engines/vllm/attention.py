@@ -240,6 +240,7 @@ def _attention_query(
     is_drafter: bool,
     config: Mapping[str, Any],
 ) -> AttentionQuery:
+    """The layer as an attention backend judges it, on one rank."""
     # The engine calls a layer that sees both ways an encoder layer, except in a drafter: `causal`
     # asks for that.
     encoder = group.kind == "encoder" or (

@@ -266,6 +266,7 @@ class VllmRules(VllmKind):
         return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
+        """Tokens of a batch by the engine's own default, with reason and source."""
         engine = candidate.engine
         inputs = candidate.inputs
         if all(group.kind in ("encoder", "vision") for group in candidate.built_model.attention):
@@ -343,6 +344,7 @@ class VllmRules(VllmKind):
     # --- memory ---
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
+        """The memory of a GPU that the engine may use, and its flags. Raises RefusalError."""
         candidate = footprint.candidate
         if candidate.engine.device == "cpu":
             return self._ram_budget(footprint, context)
@@ -399,6 +401,7 @@ class VllmRules(VllmKind):
         return Budget(needed_bytes, flags, f"{gib(kv_bytes)} of KV cache, set by the user")
 
     def largest_budget(self, footprint: Footprint, usual_budget: Budget) -> Budget | None:
+        """The budget of a GPU without room for other models; None: it is no larger."""
         candidate = footprint.candidate
         if (
             CACHE_BYTES in candidate.args

@@ -148,6 +148,7 @@ class HostServer:
     async def _answer_calls(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Answer the call of one connection. A disconnection cancels the call."""
         try:
             async with asyncio.timeout(_LINE_S):
                 line = await reader.readuntil(b"\n")

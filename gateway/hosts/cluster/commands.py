@@ -93,6 +93,7 @@ def run_supervisor(data: Path, fields: dict[str, object]) -> None:
 
 
 async def _join_cluster(data: Path, membership: Membership) -> None:
+    """Join the cluster until a signal. A refusal restores the former membership."""
     stop = stop_event()
     former_membership: Membership | None = None
     with suppress(SettingsError):

@@ -45,6 +45,7 @@ def _allows_start(answer: dict[str, str]) -> bool:
 
 
 def _query_address(address: str) -> dict[str, str]:
+    """The state of the head at an address: away, without the right token, or its versions."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()

@@ -148,6 +148,7 @@ class ClusterHost:
         return [*await self._list_reading.result()]
 
     async def _read_instances(self) -> Instances:
+        """The instances of all machines. A lost machine keeps its last known ones."""
         nodes = await self._alive_nodes()
         names = [node.name for node in nodes]
         lost_names = sorted(self._listings.keys() - set(names))

@@ -110,6 +110,7 @@ class LinkServer:
         source: str,
         source_line: bytes,
     ) -> None:
+        """Pass a call to the agent of a machine, and its answers back to the gateway."""
         relay: Any = None
         call: Any = None
         number = 0

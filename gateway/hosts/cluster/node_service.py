@@ -123,6 +123,7 @@ class NodeService(HostServer):
             )
 
     async def _perform_call(self, call: Call) -> AsyncGenerator[Answer, None]:
+        """The answers of this node to a call."""
         if isinstance(call, DrainCall):
             if call.is_drained:
                 self._drained_path.touch()

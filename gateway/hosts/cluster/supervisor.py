@@ -93,6 +93,7 @@ async def _run_program(name: str, run: Callable[[], Awaitable[int]]) -> None:
 async def _run_once(
     command: Sequence[str], environment: Mapping[str, str], output: Path | None
 ) -> int:
+    """Run a command until its end, and return its exit code. A cancellation stops the command."""
     with contextlib.ExitStack() as files:
         stream = files.enter_context(output.open("wb")) if output is not None else None
         process = await asyncio.create_subprocess_exec(

@@ -107,6 +107,7 @@ class WeightsCopies:
         files: tuple[WeightsFile, ...],
         report: Callable[[str], None],
     ) -> None:
+        """Copy missing files of a commit between two machines, and verify them there."""
         total = sum(file.size for file in files)
         report(f"Checking {commit.repo} on {target.name}")
         missing_files = await self._request_missing(target, commit, files)
@@ -158,6 +159,7 @@ class WeightsCopies:
         missing_file: MissingFile,
         progress: _Progress,
     ) -> None:
+        """Copy one file from machine to machine, from the bytes that the target already has."""
         receive = ReceiveCall(
             repo=commit.repo,
             commit=commit.revision,

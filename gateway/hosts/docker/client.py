@@ -110,6 +110,7 @@ class DockerClient:
         self._disconnect()
 
     def _run_call(self, work: Callable[[APIClient], T], timeout_s: float) -> T:
+        """Run a call of Docker's API, and repeat it if Docker was replaced. Raises HostError."""
         from docker.errors import APIError, DockerException
         from requests import RequestException, Timeout
 

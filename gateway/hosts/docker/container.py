@@ -112,6 +112,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
 def _host_config(
     client: APIClient, spec: LaunchSpec, network: str, volumes: tuple[Mount, ...]
 ) -> Attributes:
+    """The limits, GPUs, mounts and network of an engine's container."""
     from docker.types import LogConfig
 
     info = client.info()

@@ -145,6 +145,7 @@ class DockerHost:
         return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+        """The lines of an engine's log from its begin, until the engine ends."""
         attributes = await self._docker.call(partial(self._find_container, name))
         if attributes is None:
             return
@@ -194,6 +195,7 @@ class DockerHost:
     async def run_inquiry(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
+        """Run the inquiry program in a container of the engine's image, and yield its answers."""
         image = self._images.name_of(engine)
         output = InquiryOutput()
         container, version = await self._docker.call(
@@ -247,6 +249,7 @@ class DockerHost:
     # --- in threads ---
 
     def _start_container(self, spec: LaunchSpec, client: APIClient) -> Instance:
+        """Start the engine's container, or find that of an earlier call. Raises HostError."""
         from docker.errors import APIError
 
         # A container that does not exist yet, or no longer, may hold the name or network: try
@@ -286,6 +289,7 @@ class DockerHost:
                 raise start_error(spec, error) from error
 
     def _list_containers(self, client: APIClient) -> Instances:
+        """The instances of all engine containers of this gateway."""
         from docker.errors import NotFound
 
         instances = []

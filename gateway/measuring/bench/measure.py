@@ -64,6 +64,7 @@ class LoadTest:
             ) from None
 
     async def _measure(self, levels: Sequence[int], seconds: float) -> BenchReport:
+        """Measure single requests, a long prompt and each level of concurrency, after a warm-up."""
         prompt_tokens, answer_tokens = lengths(self.context)
         self.report("warming up")
         await _run_all(
@@ -120,6 +121,7 @@ class LoadTest:
     async def _measure_level(
         self, concurrency: int, prompt_tokens: int, answer_tokens: int, seconds: float
     ) -> BenchLevel:
+        """Keep `concurrency` requests in flight for `seconds`, and measure their answers."""
         first = [self._request(prompt_tokens, answer_tokens) for _ in range(concurrency)]
         start_s = time.perf_counter()
         answers = list[TimedAnswer]()

@@ -144,6 +144,7 @@ def build_facts(
 def _number_facts(
     number: MeasuredNumber, gpu_set: GpuSet, source: str, driver: str | None, time_s: float
 ) -> Iterator[Fact]:
+    """The facts that a measured number proves about its GPUs."""
     group = [gpu_set.gpus[index] for index in number.gpus]
     conditions = {"driver": driver} if driver else {}
     if number.quantity == "peer_broken":

@@ -55,6 +55,7 @@ def scan_cache(cache: Path) -> CacheScan:
 def _repository(
     folder: Path, missing_files: dict[tuple[str, str], tuple[str, ...]]
 ) -> CachedRepoInfo:
+    """A repository of the cache. Missing files of snapshots are added to `missing_files`."""
     from huggingface_hub import CachedRepoInfo
 
     name = folder.name.removeprefix(_MODELS).replace("--", "/")

@@ -250,6 +250,7 @@ def check_weights(spec: ModelSpec, load_format: str) -> None:
 
 
 def _read_checkpoint(source: str, commit: str | None, files: Files) -> CheckpointFiles:
+    """Config and headers of a model's files. Raises BadModel."""
     shards = weight_files(files)
     if "config.json" not in files.names:
         raise BadModel(
@@ -378,6 +379,7 @@ def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
+    """The object in a JSON file of at most `limit` bytes. Raises BadModel."""
     location = files.location(name)
     hint = "Repair it, or download or copy it again."
     try:

@@ -55,6 +55,7 @@ _REFUSED_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".gguf")
 
 
 def main() -> None:
+    """Download the files of the job on stdin, and report progress as lines of JSON."""
     job = Job.read(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()
     os.nice(_NICE)

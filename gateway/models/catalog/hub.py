@@ -364,6 +364,7 @@ class Hub:
             raise self._download_error(error, repo, revision) from None
 
     def _download_error(self, error: BaseException, repo: str, revision: str | None) -> BadModel:
+        """The error of a failed download, in the words of its cause."""
         from huggingface_hub import errors
 
         if isinstance(error, errors.HFValidationError):
@@ -413,6 +414,7 @@ class Hub:
         )
 
     def _status_error(self, status: int, error: BaseException, repo: str) -> BadModel:
+        """The error of an answer of the Hub with this status."""
         from huggingface_hub import errors
 
         if status == 401 and self.token and not isinstance(error, errors.RepositoryNotFoundError):

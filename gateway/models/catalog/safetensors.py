@@ -95,6 +95,7 @@ def read_header(location: str, size: int, read: Callable[[int, int], bytes]) -> 
 
 
 def _read_tensors(location: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
+    """The tensors of a header that describes all bytes of its file. Raises BadModel."""
     # Counted before parsing: each tensor takes a hundred times the memory of its text.
     if (count := header.count(b'"data_offsets"')) > MAX_TENSORS:
         _refuse_file(location, f"its header has {count} tensors, over the limit of {MAX_TENSORS}")

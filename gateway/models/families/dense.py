@@ -26,6 +26,7 @@ _QK_NORM = {"qwen3", "gemma3_text"}
 
 
 def dense(fields: Fields, family: str, path: str) -> Blueprint:
+    """The layers of models with attention and a plain MLP in each layer."""
     numbers = layer_numbers(fields)
     hidden = fields.integer("hidden_size")
     layer = f"{path}.layers.*"

@@ -63,6 +63,7 @@ def _replicated_layer(
 
 
 def _vision_tower(fields: Fields, text_hidden: int) -> tuple[list[LinearLayer], list[TensorGroup]]:
+    """Layers and parameters of the tower for images, whole on every rank."""
     blocks = layer_numbers(_layers(fields, 16))
     hidden = fields.integer("hidden_size", default=768)
     width = fields.integer("intermediate_size", default=3072)

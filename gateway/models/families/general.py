@@ -222,6 +222,7 @@ _PLAIN_ACTIVATIONS = {"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "quick_g
 def _attention(
     fields: Fields, path: str, numbers: Sequence[int], hidden: int
 ) -> tuple[list[LinearLayer], AttentionGroup]:
+    """The attention of an unknown family, by the usual names of its fields."""
     heads = fields.largest(HEAD_COUNT)
     if fields.config.get("kv_lora_rank"):
         return _latent(fields, path, numbers, hidden, heads)

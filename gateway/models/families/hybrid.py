@@ -24,6 +24,7 @@ from gateway.models.families.parts import (
 
 
 def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
+    """The layers of Qwen models with delta nets and, in some layers, full attention."""
     numbers = layer_numbers(fields)
     hidden = fields.integer("hidden_size")
     layer = f"{path}.layers.*"

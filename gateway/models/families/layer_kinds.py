@@ -232,6 +232,7 @@ def layers_with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:
 
 
 def _is_sparse(fields: Fields, number: int) -> bool:
+    """Whether the layer of this number has experts."""
     config = fields.config
     layer_numbers = config.get("moe_layers") if isinstance(config.get("moe_layers"), list) else None
     if isinstance(listed_numbers := config.get("moe_layers_enum"), str):

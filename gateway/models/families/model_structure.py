@@ -234,6 +234,7 @@ _Rows = Iterable[tuple[Mapping[str, Any], Sequence[int]]]
 
 
 def _linears(reader: _Reader, rows: _Rows) -> Iterable[LinearLayer]:
+    """The linear layers of a learned structure, with the sizes of this config."""
     for row, numbers in rows:
         if row["is"] == "linear":
             yield LinearLayer(
@@ -315,6 +316,7 @@ def _softmax(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) ->
 
 
 def _recurrent(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) -> AttentionGroup:
+    """The recurrent attention of a row of a structure."""
     names = ("heads", "rows", "columns", "groups")
     heads, rows, columns, groups = (reader.size(row[name]) for name in names)
     # Fields that engines read of any config (get_mamba_chunk_size in vllm/config/model.py).

@@ -180,6 +180,7 @@ def _guessed_blueprint(top: Fields, traits: Collection[str]) -> Blueprint:
 def _exact_blueprint(
     config: Mapping[str, Any], source: str, traits: Collection[str]
 ) -> Blueprint | None:
+    """The blueprint of a known family; None: unknown."""
     top = Fields(config, source)
     outer_type = top.word("model_type")
     if (

@@ -13,6 +13,7 @@ from gateway.planner.sizes import context_limit
 
 
 def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
+    """Refuse a model that the engine cannot serve in any way. Raises RefusalError."""
     spec = inputs.spec
     # A reader of the family describes a class of the engine's own, not that of transformers.
     is_described = bool(spec.structure or spec.guessed)

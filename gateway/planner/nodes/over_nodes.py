@@ -79,6 +79,7 @@ def _decide_over_nodes(
     engines: Sequence[Engine],
     rules: Mapping[str, EngineRules] | None,
 ) -> Decision:
+    """The best plans on single nodes and over several, with the refusals of all."""
     measured_networks = MeasuredNetworks(inputs.facts.select_kind("network_speed"))
     networks = Networks(
         cluster, inputs.speed_knowledge.table if inputs.speed_knowledge else None, measured_networks

@@ -174,6 +174,7 @@ def overrides(candidate: Candidate) -> Choice[str]:
 
 
 def all_reduce(candidate: Candidate, link_failures: Mapping[str, Fact]) -> Choice[bool]:
+    """Whether ranks sum up by the engine's own kernel, with the reason."""
     if "disable-custom-all-reduce" in candidate.args:
         return bool_choice(
             not candidate.args["disable-custom-all-reduce"], "set by the user", "user"

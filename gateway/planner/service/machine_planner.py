@@ -93,6 +93,7 @@ class MachinePlanner:
     async def check(
         self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
     ) -> PlanResult:
+        """Plan, and let engines answer the open questions of the plan."""
         request = replace(await self._add_machine(request), include_files=True)
         load = os.getloadavg()[0]
         cores = len(os.sched_getaffinity(0))

@@ -301,6 +301,7 @@ def _wish_for(model: FoundModel) -> Wish:
 def _attach_plan(
     judged_model: JudgedModel, decision: Decision, spec: ModelSpec, wish: Wish
 ) -> JudgedModel:
+    """The model with the figures of its best plan."""
     plan = decision.plans[0]
     bytes_in_all = plan.memory.weights_bytes * max(1, len(plan.gpus))
     tokens_s = plan.speed.stream.value if plan.speed is not None and spec.generates else None

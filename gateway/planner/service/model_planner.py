@@ -361,6 +361,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         )
 
     def _add_alternatives(self, decision: Decision) -> Decision:
+        """The decision with other forms of the model that would fit better."""
         inputs = self.base
 
         def decide_form(spec: ModelSpec, wish: Wish) -> Decision:

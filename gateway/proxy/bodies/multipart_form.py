@@ -106,6 +106,7 @@ class FormReader:
         self._at += len(data)
 
     def _check_delimiters(self, data: bytes | bytearray) -> None:
+        """Refuse a form that another parser could read in another way. Raises BadRequest."""
         if self._trailer is not None:
             joined_data = self._trailer + data
             start = -1

@@ -54,6 +54,7 @@ class AccessLog(Metrics):
     def _log_exchange(
         self, exchange: Exchange, status: int, outcome: str, code: str | None
     ) -> None:
+        """Write the line of an ended request."""
         started_at = exchange.started_at
         first = exchange.first_byte_at
         prompt, completion, _ = exchange.usage

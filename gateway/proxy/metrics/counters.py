@@ -332,6 +332,7 @@ class Metrics(Meter):
             self._count_failure(exchange.model, "unreachable")
 
     def count_completion(self, exchange: Exchange) -> None:
+        """Count an ended request by outcome, duration and tokens."""
         outcome = exchange.outcome
         status = exchange.answer.status // 100
         if outcome == "refused":
@@ -375,6 +376,7 @@ class Metrics(Meter):
         self._upstream[model, kind] = self._upstream.get((model, kind), 0) + 1
 
     def samples(self) -> Iterator[Sample]:
+        """The present values of the metrics of requests."""
         in_flight: dict[str, int] = {}
         tokens: dict[tuple[str, str], int] = {}
         for (model, endpoint), series in self._series.items():

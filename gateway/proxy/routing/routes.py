@@ -276,6 +276,7 @@ class Routes:
             asyncio.get_running_loop().call_soon(self._serve_queues)
 
     def _serve_queues(self) -> None:
+        """Send waiting requests to replicas with room, and refuse those without hope."""
         self._is_scheduled = False
         for name, queue in list(self._queues.items()):
             route = self._table.models.get(name)

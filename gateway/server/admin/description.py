@@ -139,6 +139,7 @@ def _is_fastapi_response(response: dict[str, Any]) -> bool:
 
 
 def _inference(endpoint: Endpoint) -> dict[str, Any]:
+    """The OpenAPI description of an inference call."""
     is_own = endpoint.destination == "models"
     kinds = ["application/json"] if is_own else ["application/json", "text/event-stream", "*/*"]
     operation: dict[str, Any] = {

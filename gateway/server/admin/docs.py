@@ -57,6 +57,7 @@ def page(api: dict[str, Any]) -> str:
 
 
 def _operation_html(method: str, path: str, operation: dict[str, Any]) -> str:
+    """The part of a call in the page of the API."""
     lines = [
         f"<h2><code>{method.upper()} {escape(path)}</code></h2>",
         f"<p>{escape(operation.get('description', ''))}</p>",

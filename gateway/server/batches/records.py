@@ -186,6 +186,8 @@ def file_view(record: FileRecord) -> FileView:
 
 
 def batch_view(record: BatchRecord) -> BatchView:
+    """The batch as the API shows it."""
+
     def moment(status: BatchStatus) -> int | None:
         return int(record.times[status]) if status in record.times else None
 

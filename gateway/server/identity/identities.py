@@ -185,6 +185,7 @@ def _proxy_header(settings: Settings) -> ProxyHeader:
 
 
 def _provider(settings: Settings) -> OidcProvider:
+    """The OpenID provider of the settings. Raises SettingsError."""
     _check_present(
         {
             "FITSERVE_OIDC_CLIENT_ID": settings.oidc_client_id,

@@ -71,6 +71,7 @@ class PageFiles:
 
 @cache
 def page_files() -> PageFiles:
+    """The files of the page by address. The address of a module has a digest of all files."""
     contents = {
         str(path.relative_to(FOLDER)): _read(path)
         for path in sorted(FOLDER.rglob("*"))

@@ -219,6 +219,7 @@ def live_machine(
     nodes: Iterable[MachineView] = (),
     links: Iterable[NodeLink] = (),
 ) -> LiveMachine:
+    """The machine on the page: GPUs with the models that hold them, RAM, disk and nodes."""
     holders = _holders(models.values())
     gpus = [
         LiveGpu(
@@ -339,6 +340,7 @@ def _change_state(model: ManagedModel) -> Literal["underway", "refused"] | None:
 def _live_model(
     model: ManagedModel, routes: Routes, count: Callable[[str, str], int], expected_start: Expected
 ) -> LiveModel:
+    """The part of a model in the page's state."""
     name, (state, detail) = model.wish.name, status(model)
     return LiveModel(
         name=name,

@@ -234,6 +234,7 @@ class LiveStream:
         self._frames.clear()
 
     async def _update(self) -> None:
+        """Renew the state of the page, and send its changes to all browsers."""
         now_s = time.monotonic()
         samples = self._samples()
         is_slow = now_s - self._slow_at >= SLOW_TICK_S - TICK_S / 2

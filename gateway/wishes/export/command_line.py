@@ -9,6 +9,7 @@ from gateway.wishes.export.engine_start import EngineStart
 
 
 def command_line(start: EngineStart) -> list[str]:
+    """The words of a command that starts the engine, by `docker run` or by `env`."""
     if start.image is None:
         return ["env", *(f"{name}={value}" for name, value in start.variables.items()), *start.argv]
     arguments = [

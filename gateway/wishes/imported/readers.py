@@ -160,6 +160,7 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
 
 
 def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> _ReadModels:
+    """The models of llama-swap's configuration, and the keys without an equal."""
     models: dict[str, dict[str, Any]] = {}
     problems: list[_Problem] = []
     data = document.data
@@ -259,6 +260,7 @@ def _set_stay(fields: dict[str, Any], ttl: object, *, is_pinned: bool) -> list[s
 
 
 def _read_compose(document: Document, knowledge: EngineKnowledge) -> _ReadModels:
+    """The models of a compose file, and the services that start no engine."""
     models: dict[str, dict[str, Any]] = {}
     problems: list[_Problem] = []
     for service, entry in document.data["services"].items():
@@ -307,6 +309,7 @@ def _compose_problems(entry: Mapping[Any, Any]) -> list[str]:
 
 
 def _read_modelfile(text: str, name: str) -> _ReadModels:
+    """The model of Ollama's Modelfile, and the instructions without an equal."""
     fields: dict[str, Any] = {}
     problems: list[_Problem] = []
     first_line = 1

@@ -93,6 +93,7 @@ def _judged_models(
     *,
     asks_hub: bool = True,
 ) -> list[Any]:
+    """Models of the Hub and of folders, with their plans for the machine or refusals."""
     from gateway.planner.service.model_finder import (
         USES,
         ModelFinder,
@@ -160,6 +161,7 @@ _FOLDER_HINT = "`fitserve fits FOLDER` plans the models of a folder"
 
 
 def _show_table(fitting_models: list[Any], refused_models: list[Any], order_words: str) -> None:
+    """Print the models that fit as a table, and below them the refused ones."""
     rows = [
         (
             model.name,

@@ -142,6 +142,7 @@ def _describe_other_requests(count_before: int, own_count: int) -> str:
 
 
 def _show_bench(stored_bench: Any, expected_speed: Any) -> None:
+    """Print a measurement next to the forecast and the previous measurement."""
     bench = stored_bench["bench"]
     last = stored_bench["last"] or {}
     print_paragraph(

@@ -97,6 +97,7 @@ class ModelDialect(FrozenRecord, frozen=True, eq=False):
     def _parser_choice(
         self, dialect: Dialect | None, engine: Engine, flag: str, subject: str
     ) -> Choice[str]:
+        """The parser of a dialect of the chat template, or the reason why there is none."""
         spec = self.spec
         option = engine.flags.get(flag)
         if spec.task != "generate":

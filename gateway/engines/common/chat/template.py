@@ -31,6 +31,7 @@ class ChosenTemplate(NamedTuple):
 def choose_template(
     spec: ModelSpec, user_template: ChatTemplate | None, repairs: Iterable[Repair] = ()
 ) -> ChosenTemplate:
+    """The chat template: the user's, or the model's own with repairs of known faults."""
     if user_template is not None:
         return ChosenTemplate(
             StrChoice(value=str(user_template), reason="set by the user", source="user"),

@@ -106,6 +106,7 @@ def _total_bytes(
     traits: Collection[str],
     padded_sizes: Mapping[Linear, tuple[int, int]],
 ) -> int | None:
+    """Bytes of all parameters on one rank; None: unknown."""
     attending = [
         group.kv_heads
         for group in built_model.attention

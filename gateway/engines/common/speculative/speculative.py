@@ -212,6 +212,7 @@ def _own_layer_warnings(spec: ModelSpec, tokens: int, layers: int, size: int | N
 def _drafter_speculation(
     target: DraftTarget, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules
 ) -> Speculation:
+    """Speculation with a drafter, or its refusal with every reason."""
     spec = target.spec
     tokens = _draft_tokens_choice(
         wish,

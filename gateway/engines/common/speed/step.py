@@ -105,6 +105,7 @@ class StepClock:
     def _prompts_s(
         self, count: float, length: float, limit: int, *, is_launched: bool = True
     ) -> float:
+        """Seconds for `count` prompts of `length` tokens in batches of `limit` tokens at most."""
         tokens = count * length
         batch = min(float(limit), tokens)
         batches = tokens / batch

@@ -145,6 +145,7 @@ def _kind_of_heads(module: Any) -> str:
 def attention(
     built_model: Any, configuration: EngineConfiguration, backends: Backends
 ) -> list[dict[str, Any]]:
+    """The attention backends of a built model, counted by kind, size of a head and backend."""
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     paged: Any = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
     towers: Any = importlib.import_module("sglang.srt.layers.attention.vision").QKV_BACKEND_IMPL

@@ -201,6 +201,7 @@ def _kind_of_heads(layer: Any, name: str, role: str) -> str:
 
 
 def attention(built_model: Any, engine_config: Any) -> list[dict[str, Any]]:
+    """The attention backends of a built model, counted by kind, size of a head and backend."""
     result: collections.Counter[tuple[str, int, str, int]] = collections.Counter()
     for layer in engine_config.compilation_config.static_forward_context.values():
         name = type(layer).__name__

@@ -77,6 +77,7 @@ def _tokenizer(folder: str, argv: Sequence[str]) -> None:
 
 
 def _build_engine(start: Start, arguments: Any, kv_bytes: int) -> None:
+    """Build model and caches without memory, as a start would."""
     with build_on_meta(arguments) as (engine_config, _):
         start.ran += ["configuration", "model"]
         start.run("", lambda: rehearse_transcription(start, engine_config.model_config))

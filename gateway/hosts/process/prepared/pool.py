@@ -254,6 +254,7 @@ class PreparedEngines:
     # --- processes ---
 
     def _tend_processes(self, identities: Mapping[str, str], *, is_calm: bool) -> None:
+        """Drop broken and needless processes, and start missing ones while the machine is calm."""
         for slot, process in list(self._importing.items()):
             is_late = time.monotonic() - self._begin_times[slot] > IMPORT_S
             if is_late:
@@ -351,6 +352,7 @@ class PreparedEngines:
         return self._clients[slot]
 
     def _start_process(self, slot: str) -> None:
+        """Start the process of a slot, which imports the modules that earlier engines needed."""
         spec = self._read_spec(slot)
         folder = self._folder / slot
         if spec is None:

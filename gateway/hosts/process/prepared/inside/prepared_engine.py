@@ -192,6 +192,7 @@ class ForkServer:
         }
 
     def _fork(self, connection: socket.socket, request: dict[str, Any]) -> list[str] | None:
+        """Fork the engine of a request. Only the child returns a command."""
         if not self._watch.is_current:
             send(connection, {"refused": "a file of the engine has changed since its import"})
             return None
