@@ -13,12 +13,9 @@ _PITCH_HZ = 440
 _LOUDNESS = 8_000
 
 
-def tone(seconds: float = 1.0) -> bytes:
-    """A tone as a WAV file: mono, 16 bits, 16 kHz."""
-    waves = (
-        int(_LOUDNESS * math.sin(2 * math.pi * _PITCH_HZ * at / RATE))
-        for at in range(int(RATE * seconds))
-    )
+def tone() -> bytes:
+    """A tone of a second as a WAV file: mono, 16 bits, 16 kHz."""
+    waves = (int(_LOUDNESS * math.sin(2 * math.pi * _PITCH_HZ * at / RATE)) for at in range(RATE))
     file = io.BytesIO()
     with wave.open(file, "wb") as sound_file:
         sound_file.setnchannels(1)

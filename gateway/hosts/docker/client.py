@@ -77,9 +77,9 @@ def information(base_url: str | None = None) -> dict[str, Any] | None:
     return info
 
 
-def cgroup_driver(base_url: str | None = None) -> str | None:
+def cgroup_driver() -> str | None:
     """The manager of container cgroups, "systemd" or "cgroupfs"; None if unknown."""
-    driver = (information(base_url) or {}).get("CgroupDriver")
+    driver = (information() or {}).get("CgroupDriver")
     return str(driver) if driver else None
 
 

@@ -98,10 +98,10 @@ def build_spec(files: CheckpointFiles) -> ModelSpec:
     )
 
 
-def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
+def load_drafter(source: str, *, hub: Hub) -> Drafter:
     """The drafter in the folder or repository `source`. Raises BadModel, NeedsRemoteCode."""
-    files = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
-    if files.remote_code and not allow_remote_code:
+    files = gather(source, None, allow_remote_code=False, hub=hub)
+    if files.remote_code:
         raise NeedsRemoteCode.source_error(source, files.remote_code)
     return drafter_from(files.source, files.revision, files.config, files.tensors)
 

@@ -98,7 +98,7 @@ def _question_body(text: str, limit: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "temperature": 0}
 
 
-def abilities_by_plan(plan: Plan, reason: str = _NO_ANSWER) -> Abilities:
+def abilities_by_plan(plan: Plan) -> Abilities:
     """Abilities that need no request, because the plan decides them."""
     if plan.model.task != "generate":
         return Abilities.uniform(
@@ -108,7 +108,7 @@ def abilities_by_plan(plan: Plan, reason: str = _NO_ANSWER) -> Abilities:
         return Abilities.uniform(
             Ability(state="not proven", evidence="the model has no chat template")
         )
-    untested_abilities = dict.fromkeys(questions(plan), Ability(evidence=reason))
+    untested_abilities = dict.fromkeys(questions(plan), Ability(evidence=_NO_ANSWER))
     tools = Ability(state="not proven", evidence=plan.tool_parser.reason)
     reasoning = Ability(state="not proven", evidence=plan.reasoning_parser.reason)
     return Abilities.model_validate(
