@@ -72,16 +72,6 @@ def own_containers(harness: AgentHarness) -> list[dict[str, Any]]:
     return [harness.docker.inspect_container(container["Id"]) for container in containers]
 
 
-def everything(harness: AgentHarness) -> set[str]:
-    """Every container of this Docker Engine that no other test makes."""
-    return {
-        container["Id"]
-        for container in harness.docker.containers(
-            all=True, filters={"label": f"fitserve.instance={harness.instance}"}
-        )
-    }
-
-
 def within_policy(harness: AgentHarness, container: dict[str, Any]) -> None:
     """The container is an engine's as plans have them, whatever was asked for."""
     host, config = container["HostConfig"], container["Config"]

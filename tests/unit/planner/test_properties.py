@@ -237,10 +237,6 @@ REAL = st.sampled_from([name for name in MACHINES if name != "cpu"]).map(PROFILE
 REFS = st.sampled_from(sorted(RULES))
 
 
-def plan_order(plans: tuple[Plan, ...], fingerprints: set[str]) -> list[str]:
-    return [plan.fingerprint for plan in plans if plan.fingerprint in fingerprints]
-
-
 @several(20)
 @given(specs(), REAL, REFS)
 def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware, ref: str) -> None:
