@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.style import hold, word_list
-from tests.unit.test_style import VAGUE_SUBJECT, is_participle
+from tests.unit.test_style import is_participle, vague_clause
 
 STATIC = ROOT / "gateway/server/page/static"
 MAX_COLUMNS = 100
@@ -91,14 +91,14 @@ def comments(source: str) -> Iterator[str]:
 def test_comments_of_the_page_have_nouns_as_subjects(path: Path) -> None:
     hold(
         "clause_subject",
-        [match[1] for text in comments(path.read_text()) for match in VAGUE_SUBJECT.finditer(text)],
+        [clause for text in comments(path.read_text()) if (clause := vague_clause(text))],
     )
 
 
 def test_comments_of_a_module_are_read_as_a_whole() -> None:
     source = "// One. What\n// follows.\nconst a = 1;\n  /**\n   * Two.\n   * Who asks. */\n"
     assert list(comments(source)) == ["One. What follows.", "Two. Who asks."]
-    assert sum(len(VAGUE_SUBJECT.findall(text)) for text in comments(source)) == 2
+    assert [vague_clause(text) for text in comments(source)] == [". What follows.", ". Who asks."]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ export function moment(at) {
 }
 
 /** Whether `words` add nothing to the texts next to them. */
-export function isSaid(words, ...neighbours) {
+export function addsNothing(words, ...neighbours) {
   const plain = (text) => (text ?? "").toLowerCase().replace(/[.\s]+$/, "");
   return neighbours.some((neighbour) => plain(neighbour).includes(plain(words)));
 }

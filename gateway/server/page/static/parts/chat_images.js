@@ -26,8 +26,8 @@ export function imageView({ url, name }) {
 
 /**
  * The chooser of a message.
- * @returns {{element: any, take: () => any[], paste: (event: ClipboardEvent) => void, permit: (is:
- *   boolean) => void}}
+ * @returns {{element: any, removeAll: () => any[], paste: (event: ClipboardEvent) => void,
+ *   permit: (is: boolean) => void}}
  */
 export function imageChooser() {
   let chosenImages = [];
@@ -103,7 +103,8 @@ export function imageChooser() {
       chosenImages = [...images];
       show();
     },
-    take() {
+    /** Removes all images, and returns them. */
+    removeAll() {
       const batch = chosenImages;
       chosenImages = [];
       show();
@@ -136,7 +137,7 @@ async function bitmapOf(url) {
   return createImageBitmap(new Blob([bytes], { type: head.slice(5).split(";")[0] }));
 }
 
-/** `ground`: under what is transparent, for JPEG has black there. */
+/** `ground`: the colour behind transparent parts, which JPEG makes black. */
 function draw(canvas, bitmap, most, ground = "transparent") {
   const scale = Math.min(1, most / Math.max(bitmap.width, bitmap.height));
   canvas.width = Math.max(1, Math.round(bitmap.width * scale));

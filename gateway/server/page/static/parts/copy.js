@@ -3,7 +3,7 @@ import { h, text } from "../dom.js";
 
 /**
  * @param {() => string} read
- * @param {string} subject  the thing that is copied, for people who hear the page
+ * @param {string} subject  the thing that is copied, for screen readers
  */
 export function copyButton(read, subject) {
   const word = h("span", {}, "Copy");

@@ -31,8 +31,8 @@ export function show(title, build) {
 /**
  * @param {string} title
  * @param {string} detail  the effect, in a sentence
- * @param {{action: string, danger?: boolean, more?: any[]}} options  more: what stands above the
- *   buttons
+ * @param {{action: string, danger?: boolean, more?: any[]}} options
+ *   more: elements above the buttons
  * @returns {Promise<boolean>}
  */
 export async function confirm(title, detail, { action, danger = false, more = [] }) {

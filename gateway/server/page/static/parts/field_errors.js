@@ -2,7 +2,7 @@
 import { attribute, h } from "../dom.js";
 import { showAdvice } from "./advice.js";
 
-// For programs: a form has its fields in front of it.
+// A hint for programs, which a form needs not.
 const HINT = /\s*GET \/admin\/openapi\.json describes .*$/;
 
 /**

@@ -22,7 +22,7 @@ export function memoryBar() {
   const legend = h("ul", { class: "legend" });
   return {
     element: h("div", { class: "memory" }, bar, legend),
-    update({ total, used: taken, holders }) {
+    update({ total, used: usedBytes, holders }) {
       const share = (size) => (total ? `${Math.min(100, (100 * size) / total)}%` : "0%");
       const keyedHolders = holders.map((holder) => ({
         ...holder,
@@ -37,13 +37,13 @@ export function memoryBar() {
           return { element, update: (now) => (element.style.width = share(now.planned)) };
         },
       );
-      used.hidden = taken === null;
-      if (taken !== null) used.style.width = share(taken);
+      used.hidden = usedBytes === null;
+      if (usedBytes !== null) used.style.width = share(usedBytes);
       const planned = keyedHolders.reduce((sum, holder) => sum + holder.planned, 0);
       bar.setAttribute(
         "aria-label",
         [
-          taken === null ? null : `${bytes(taken)} of ${bytes(total)} used`,
+          usedBytes === null ? null : `${bytes(usedBytes)} of ${bytes(total)} used`,
           planned
             ? `${bytes(planned)} planned for ${keyedHolders.map(({ model }) => model).join(", ")}`
             : "nothing planned",

@@ -284,7 +284,7 @@ export function section(title, content, open = false) {
 
 /** @param {string} caption @param {string[]} head @param {any[][]} rows */
 export function table(caption, head, rows) {
-  // The roles say what a narrow table still is, though its style takes it apart.
+  // A narrow table keeps its roles, though its style shows each row as a block.
   const namedCell = (cell, place) =>
     place
       ? h("td", { role: "cell", "data-head": head[place] }, cell)

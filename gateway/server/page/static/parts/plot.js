@@ -105,7 +105,7 @@ export function plot(title, { format, moment, bars = false }) {
           paths,
           ...(bars
             ? { fill: colourOf(curve.name), points: { show: false } }
-            : { points: { filter: lonePlaces } }),
+            : { points: { filter: lonePoints } }),
         })),
       ],
       hooks: { setCursor: [point] },
@@ -208,14 +208,14 @@ function stackSeries(series) {
   );
 }
 
-/** As many days as there is room for, the last among them. */
+/** The days that have room for a label, the last among them. */
 function everyDay(at, width) {
   const step = Math.max(1, Math.ceil((at.length * LABEL_PX) / Math.max(1, width - AXIS_PX)));
   return at.filter((_, place) => (at.length - 1 - place) % step === 0);
 }
 
 /** Positions of values without neighbours, which no line shows; null: every value has a point. */
-function lonePlaces(chart, series, isEachDrawn) {
+function lonePoints(chart, series, isEachDrawn) {
   if (isEachDrawn) return null;
   const values = chart.data[series];
   const isEmpty = (value) => value === null || value === undefined;

@@ -20,7 +20,7 @@ const SPEECH = "speech.wav";
 
 /**
  * @typedef {{base: string, model: string, key: string, task: string}} Use  base: ends in /v1; key:
- *   what stands for it; task: of the plan
+ *   a placeholder; task: the plan's
  * @typedef {{title: string, text: string, about?: string}} Snippet
  */
 

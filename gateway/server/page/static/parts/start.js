@@ -1,6 +1,6 @@
 // A start: its phases as steps, with elapsed and expected time, and a bar where the time is known.
 import { attribute, h, syncChildren, text } from "../dom.js";
-import { bytes, duration, isSaid } from "../format.js";
+import { bytes, duration, addsNothing } from "../format.js";
 import { transferName } from "./progress.js";
 import { stateWords } from "./state.js";
 
@@ -117,6 +117,6 @@ export function waitWords(model, at, since) {
     (replica?.start && phaseWords(replica.start, at)) ||
     (model.state === "asleep" ? "" : model.detail);
   const state = stateWords(model.state);
-  const phaseNote = phase && !isSaid(phase, state) ? ` (${phase})` : "";
+  const phaseNote = phase && !addsNothing(phase, state) ? ` (${phase})` : "";
   return `waiting: ${model.name} ${state}${phaseNote}, ${elapsed}`;
 }

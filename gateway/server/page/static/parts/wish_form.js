@@ -174,7 +174,7 @@ let forms = 0;
 /**
  * @param {{wish?: Record<string, any>, present?: Record<string, string>, fields?: Record<string,
  *   Field[]>, changed: () => void}} options
- *   wish: what is there already; present: what holds where a field of it is empty
+ *   wish: the existing wish; present: the values in force of its empty fields
  * @returns {{element: any, read: () => Record<string, any>, inputs: () => [string, any][],
  *   update: (state: any) => void}}
  *   inputs: by the name of their field; read: every field, null where it is empty; `policy` is an
@@ -256,7 +256,7 @@ export function patchOf(formerFields, newFields) {
   return patch;
 }
 
-/** Without the fields that nobody filled in. */
+/** The fields that have a value. */
 export function withoutEmpty(fields) {
   const entries = Object.entries(fields).map(([name, value]) => [name, withoutEmptyInside(value)]);
   return Object.fromEntries(entries.filter(([, value]) => !isEmpty(value)));

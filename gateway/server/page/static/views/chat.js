@@ -29,7 +29,7 @@ export function chat({ live }, fixed = "") {
   let edited = null;
   /** The text before an edit, which comes back after it. */
   let draft = { content: "", images: [] };
-  let wasKept = true;
+  let wasSaved = true;
   const log = h("div", {
     class: "messages",
     role: "log",
@@ -43,7 +43,7 @@ export function chat({ live }, fixed = "") {
     "Ask something. This browser keeps the conversation until you clear it.",
   );
   const model = h("select", { id: "chat-model" });
-  const options = chatOptions(storedChat.options, () => keep());
+  const options = chatOptions(storedChat.options, () => saveChat());
   const images = imageChooser();
   const ask = h("textarea", {
     id: "chat-ask",
@@ -58,7 +58,7 @@ export function chat({ live }, fixed = "") {
   const stop = h("button", { type: "button", hidden: true, click: abort }, "Stop");
   const clear = h(
     "button",
-    { type: "button", class: "quiet", click: () => (answering?.abort(), cut(0), edit(null)) },
+    { type: "button", class: "quiet", click: () => (answering?.abort(), truncate(0), edit(null)) },
     "Clear",
   );
   const editing = h(
@@ -80,11 +80,11 @@ export function chat({ live }, fixed = "") {
     event.preventDefault();
     const prompt = ask.value.trim();
     if (!prompt || answering) return;
-    if (edited !== null) cut(edited);
-    const sent = images.take();
+    if (edited !== null) truncate(edited);
+    const sent = images.removeAll();
     edit(null);
-    push({ role: "user", content: prompt, ...(sent.length && { images: sent }) });
-    keep();
+    addMessage({ role: "user", content: prompt, ...(sent.length && { images: sent }) });
+    saveChat();
     await answers();
   }
 
@@ -101,24 +101,24 @@ export function chat({ live }, fixed = "") {
     }
   }
 
-  /** One answer of the model; whether it called tools, so that it has to be asked again. */
+  /** One answer of the model. Returns whether it called tools, so that their results follow. */
   async function answer() {
     const { signal } = answering;
-    const question = body();
+    const question = requestBody();
     const reply = { role: "assistant", content: "", reasoning: "", tool_calls: [] };
-    const view = push(reply, false);
+    const view = addMessage(reply, false);
     const clock = { began: performance.now(), first: null, last: 0, usage: null, end: null };
     pending = { view, since: live.now() };
-    tellWait();
+    showWait();
     try {
-      await startEnd(question.model, signal);
+      await waitForStart(question.model, signal);
       for await (const data of events("POST", "/v1/chat/completions", question, { signal })) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
         if (chunk.error) throw new Error(chunk.error.message);
         clock.usage = chunk.usage ?? clock.usage;
         clock.end = chunk.choices?.[0]?.finish_reason ?? clock.end;
-        if (!take(reply, chunk.choices?.[0]?.delta ?? {})) continue;
+        if (!appendDelta(reply, chunk.choices?.[0]?.delta ?? {})) continue;
         clock.last = performance.now();
         clock.first ??= clock.last;
         endWait();
@@ -128,7 +128,7 @@ export function chat({ live }, fixed = "") {
       }
     } catch (error) {
       reply.trouble = signal.aborted ? "Stopped." : error.message;
-      // Calls that are cut off are run by nobody.
+      // A cut-off call has incomplete arguments.
       reply.tool_calls = [];
     }
     endWait();
@@ -138,13 +138,13 @@ export function chat({ live }, fixed = "") {
     view.update(reply);
     text(status, reply.content || "The answer has ended.");
     for (const tool of reply.tool_calls)
-      push({ role: "tool", tool_call_id: tool.id, content: runTool(tool) });
-    keep();
+      addMessage({ role: "tool", tool_call_id: tool.id, content: runTool(tool) });
+    saveChat();
     return reply.tool_calls.length > 0 && !signal.aborted;
   }
 
   /** Waits while the model starts: the gateway would refuse, or end a long wait. */
-  async function startEnd(name, signal) {
+  async function waitForStart(name, signal) {
     const isStarting = () => STARTING_STATES.has(live.model(name)?.state);
     await new Promise((resolve) => {
       const check = () => {
@@ -161,7 +161,7 @@ export function chat({ live }, fixed = "") {
   }
 
   /** The reason why no word has come yet, in the place of the answer. */
-  function tellWait() {
+  function showWait() {
     const chosenModel = live.model(fixed || model.value);
     if (pending && chosenModel)
       pending.view.wait(waitWords(chosenModel, live.now(), pending.since));
@@ -172,7 +172,7 @@ export function chat({ live }, fixed = "") {
     pending = null;
   }
 
-  function body() {
+  function requestBody() {
     const system = options.system() ? [{ role: "system", content: options.system() }] : [];
     return {
       model: fixed || model.value,
@@ -183,18 +183,18 @@ export function chat({ live }, fixed = "") {
     };
   }
 
-  function keep() {
-    const isKept = keepChat(fixed, { messages, options: options.read() });
-    if (wasKept && !isKept)
+  function saveChat() {
+    const isSaved = keepChat(fixed, { messages, options: options.read() });
+    if (wasSaved && !isSaved)
       note(
         "This browser has no room for this conversation: it will be lost with this page." +
           " Clear other chats.",
         true,
       );
-    wasKept = isKept;
+    wasSaved = isSaved;
   }
 
-  function push(message, complete = true) {
+  function addMessage(message, complete = true) {
     messages.push(message);
     const view = show(message, complete);
     follow();
@@ -214,18 +214,19 @@ export function chat({ live }, fixed = "") {
     return view;
   }
 
-  /** Takes away the messages from a place on. */
-  function cut(place) {
+  /** Removes the messages from a place on. */
+  function truncate(place) {
     messages.length = place;
     while (log.childNodes.length > place) log.lastChild.remove();
     if (!place) fill(log, hint);
-    keep();
+    saveChat();
   }
 
   /** Rewrites a message of the user, in place of it and all after it; null: none. */
   function edit(place) {
     if (answering && place !== null) return;
-    if (place !== null && edited === null) draft = { content: ask.value, images: images.take() };
+    if (place !== null && edited === null)
+      draft = { content: ask.value, images: images.removeAll() };
     const origin = place === null ? draft : messages[place];
     if (place === null) draft = { content: "", images: [] };
     edited = place;
@@ -239,7 +240,7 @@ export function chat({ live }, fixed = "") {
   function repeat(place) {
     if (answering) return;
     if (edited !== null) edit(null);
-    cut(messages.slice(0, place).findLastIndex((message) => message.role === "user") + 1);
+    truncate(messages.slice(0, place).findLastIndex((message) => message.role === "user") + 1);
     if (messages.length) answers();
   }
 
@@ -284,7 +285,7 @@ export function chat({ live }, fixed = "") {
       ),
     ),
     update({ models }) {
-      tellWait();
+      showWait();
       permit();
       if (fixed || !models) return;
       const names = models.filter((model) => !model.deleting).map((model) => model.name);
@@ -333,7 +334,7 @@ function figures({ began, first, last, usage, end }) {
 }
 
 /** Adds a piece of the answer. Returns whether the piece had text. */
-function take(reply, delta) {
+function appendDelta(reply, delta) {
   const thought = delta.reasoning_content ?? delta.reasoning ?? "";
   reply.reasoning += thought;
   reply.content += delta.content ?? "";

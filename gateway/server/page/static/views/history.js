@@ -43,7 +43,7 @@ export function history() {
         for await (const data of events("GET", `/admin/events?after=${newestId}`, undefined, {
           signal: stop.signal,
         }))
-          take(JSON.parse(data));
+          addEntry(JSON.parse(data));
       } catch (error) {
         if (!stop.signal.aborted) console.debug("the events ended:", error.message);
       }
@@ -51,7 +51,7 @@ export function history() {
     }
   }
 
-  function take(event) {
+  function addEntry(event) {
     newestId = event.id ?? event.newest;
     if (!event.words) return;
     entries = [event, ...entries].slice(0, MAX_ROWS);

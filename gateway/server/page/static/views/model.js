@@ -1,7 +1,7 @@
 // One model: its plan with reasons, every start, the log, a chat, and its actions.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
-import { isSaid, moment, plural } from "../format.js";
+import { addsNothing, moment, plural } from "../format.js";
 import { adviceParts, showAdvice } from "../parts/advice.js";
 import { attemptList } from "../parts/attempts.js";
 import { logView } from "../parts/log.js";
@@ -97,8 +97,8 @@ export function model({ live }, name, tab = "plan") {
     return next;
   }
 
-  /** Tells that the model is not there, with links to those that are. */
-  function tellAbsence(models) {
+  /** Shows that the model does not exist, with links to other models. */
+  function showAbsence(models) {
     if (live.added.has(name)) return;
     tabView?.close?.();
     tabView = null;
@@ -141,14 +141,14 @@ export function model({ live }, name, tab = "plan") {
       for (const element of [chip.element, detail, description, tabs])
         attribute(element, "hidden", !model);
       actions.update(model);
-      if (!model) return tellAbsence(state.models);
+      if (!model) return showAbsence(state.models);
       live.added.delete(name);
       wasThere = true;
       absence = "";
       chip.update(model.deleting ? "stopping" : model.state);
       const isShown =
         model.state === "ready" ||
-        isSaid(model.detail, chip.words()) ||
+        addsNothing(model.detail, chip.words()) ||
         (tab === "plan" && model.replicas.some((replica) => replica.phase === model.detail));
       showAdvice(
         detail,

@@ -1,6 +1,6 @@
 // All models: state, engine, requests, and actions.
 import { attribute, h, syncChildren, text } from "../dom.js";
-import { duration, isSaid, plural, tokens } from "../format.js";
+import { duration, addsNothing, plural, tokens } from "../format.js";
 import { showAdvice } from "../parts/advice.js";
 import { baseUrlLine } from "../parts/base_url.js";
 import { progressBar, transferName } from "../parts/progress.js";
@@ -76,7 +76,7 @@ function modelRow(live) {
       start.update(progressWords ? null : (starting?.start ?? null));
       const words =
         model.state === "ready" ? "" : progressWords ? transferName(model.detail) : model.detail;
-      const isShown = isSaid(
+      const isShown = addsNothing(
         words,
         chip.words(),
         start.element.hidden ? "" : start.element.textContent,

@@ -1,6 +1,6 @@
 // The engines of one model as they are now: state, GPUs, and the requests that they work on.
 import { attribute, h, syncChildren, text } from "../dom.js";
-import { bytes, duration, isSaid, plural, tokens } from "../format.js";
+import { bytes, duration, addsNothing, plural, tokens } from "../format.js";
 import { progressBar, transferName } from "../parts/progress.js";
 import { startView } from "../parts/start.js";
 import { stateChip } from "../parts/state.js";
@@ -80,13 +80,13 @@ function replicaRow(live, machine) {
         : [];
       const phase = replica.progress
         ? transferName(replica.phase)
-        : isSaid(replica.phase, chip.words(), replica.start ? start.element.textContent : "")
+        : addsNothing(replica.phase, chip.words(), replica.start ? start.element.textContent : "")
           ? null
           : replica.phase;
       text(
         description,
         [phase, ...facts].filter(Boolean).join(" · ") ||
-          (isSaid(replica.detail, chip.words()) ? "" : replica.detail),
+          (addsNothing(replica.detail, chip.words()) ? "" : replica.detail),
       );
       text(
         load,
