@@ -14,6 +14,12 @@ from tests.support.paths import ROOT
 
 FILE = ROOT / "tests" / "unit" / "style.toml"
 CODE = re.compile(r"`[^`]*`")
+# A name that reads as a question: `is_ready`, `has_plan`, `waits_for_request`, `keeps_alive`.
+PREDICATE = re.compile(r"_*(?:is|are|was|has|have|had|can|may|must|[a-z]+s|include)(?:_|$)")
+# A clause that names nothing: "what it needs", "who asks". An infinitive is none ("what to do").
+VAGUE_CLAUSE = re.compile(r"\b(?:[Ww]hat|[Ww]ho)\b(?! to \w).{0,60}")
+VAGUE_SUBJECT = re.compile(r"(?:^|[.!?:] )((?:Who|What)(?:ever)?\b.{0,60})")
+QUOTATION = re.compile(r"`[^`]*`|\"[^\"]*\"")
 
 
 @cache
@@ -41,3 +47,17 @@ def foreign_wordings(text: str) -> Iterator[str]:
     for pattern, choices in style_document()["wording"].items():
         if match := re.search(pattern, plain_text):
             yield f"{plain_text[max(0, match.start() - 30) : match.end() + 30]} -> {choices}"
+
+
+def vague_clause(text: str) -> str | None:
+    """The first clause of a text, outside of code and quotations, that begins with "who" or
+    "what"."""
+    plain_text = QUOTATION.sub("", " ".join(text.split()))
+    match = VAGUE_SUBJECT.search(plain_text) or VAGUE_CLAUSE.search(plain_text)
+    return match[0].strip() if match else None
+
+
+def is_participle(word: str) -> bool:
+    return (
+        len(word) > 3 and word.endswith("ed") and word not in word_list("no_participles")
+    ) or word in word_list("irregular_participles")

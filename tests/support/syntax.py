@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
 
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+OPERATOR = re.compile(r"__\w+__")
 
 
 @cache
@@ -29,6 +31,18 @@ def script_files() -> tuple[Path, ...]:
         for path in sorted((ROOT / "scripts").iterdir())
         if path.is_file() and path.read_bytes().startswith(beginnings)
     )
+
+
+@cache
+def named_files() -> tuple[Path, ...]:
+    """The files whose names are held to the words of style.toml."""
+    return (*package_files(), *script_files())
+
+
+@cache
+def sentence_files() -> tuple[Path, ...]:
+    """The modules whose docstrings and comments are checked."""
+    return tuple(sorted([*named_files(), *(ROOT / "tests").rglob("*.py")]))
 
 
 @cache
@@ -77,3 +91,55 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
         block.append(token.string.lstrip("# "))
     if block:
         yield first, " ".join(block)
+
+
+def definitions(
+    files: Iterable[Path] | None = None,
+) -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function and class of these files; None: of the package."""
+    return (
+        (path, node)
+        for path in (package_files() if files is None else files)
+        for node in nodes_of(path)
+        if isinstance(node, DEFINITIONS)
+    )
+
+
+def functions(
+    files: Iterable[Path] | None = None,
+) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of these files; None: of the package."""
+    return ((path, node) for path, node in definitions(files) if not isinstance(node, ast.ClassDef))
+
+
+def value_names(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and name of every local, parameter, attribute, field and constant that is set.
+
+    A field's name stands behind that of its class.
+    """
+    fields = {
+        row.target: f"{node.name}.{row.target.id}"
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        for row in node.body
+        if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name)
+    }
+    operators = {
+        parameter
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and OPERATOR.fullmatch(node.name)
+        for parameter in node.args.args
+        if node.name != "__init__"
+    }
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store(), lineno=line):
+                yield line, fields.get(node, name)
+            case ast.Attribute(attr=name, ctx=ast.Store(), lineno=line):
+                yield line, name
+            case ast.arg(arg=name, lineno=line) if node not in operators:
+                yield line, name
+            case ast.MatchAs(name=str(name), lineno=line):
+                yield line, name
+            case ast.ExceptHandler(name=str(name), lineno=line):
+                yield line, name

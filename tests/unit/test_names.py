@@ -49,7 +49,13 @@ unit/test_readme_comparison.py
 unit/test_contributing.py
 unit/test_docs_style.py
 unit/test_docstring_names.py
+unit/test_docstring_style.py
+unit/test_explanation_style.py
 unit/test_form_style.py
+unit/test_function_style.py
+unit/test_sentence_style.py
+unit/test_tests_style.py
+unit/test_value_style.py
 unit/test_verb_style.py
 unit/test_yaml_style.py
 unit/test_documented_commands.py

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.style import hold, word_list
-from tests.unit.test_style import is_participle, vague_clause
+from tests.support.style import hold, is_participle, vague_clause, word_list
 
 STATIC = ROOT / "gateway/server/page/static"
 MAX_COLUMNS = 100
