@@ -2,7 +2,7 @@
 
     python -m benchmarks.batches [--lines 1000 100000] [--workers 1]
 
-An engine that answers at once runs as a process of its own. Printed for each batch: the bytes of
+An engine without delay runs as a process of its own. Printed for each batch: the bytes of
 its input, the most memory of the gateway's process over that at rest, the processor time of a line
 in microseconds (all processes of the gateway), and lines with no result or with two.
 """

@@ -364,7 +364,7 @@ def report(nodes: int, rounds: int) -> None:
 
 
 def play(part: str, nodes: int, rounds: int) -> None:
-    """Do a part so many times, for a count."""
+    """Do a part `count` times."""
     machines = Machines(nodes)
     if part == "plan":
         for _ in range(rounds):
@@ -381,7 +381,7 @@ def play(part: str, nodes: int, rounds: int) -> None:
 
 
 def instructions(part: str, nodes: int, rounds: int) -> int:
-    """The instructions of a process that does the part so many times."""
+    """The instructions of a process that repeats the part."""
     counter = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     arguments = ["--play", part, "--nodes", str(nodes), "--rounds", str(rounds)]
     done = subprocess.run(

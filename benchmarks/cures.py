@@ -1,7 +1,7 @@
 """How often the first steps of `fitserve diagnose` help: python -m benchmarks.cures [--list]
 
 Logs written from the facts of public failures (tests/logs/cure_reports.yaml), by round. Right: a
-right kind. Both, one: so many of the first two steps help. Target: 90 % right, 85 % both.
+right kind. Both, one: the share of the first two steps that help. Target: 90 % right, 85 % both.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def alone(drill: Drill) -> Figures:
 
 
 def together(drill: Drill) -> Figures:
-    """Two models added at once on the same GPU."""
+    """Two models added concurrently on the same GPU."""
     figures: Figures = {}
     first = drill.first_gpu()
 

@@ -11,13 +11,13 @@ readers    many clients ask for a stream of 10 MiB and read 1 KiB per second: me
            memory that stays afterwards. A tenth reads nothing, and must be cut off after 120 s
 streams    half as many streams of 5 events per second for --seconds: errors, memory, CPU
 crowd      --clients for --seconds, half of which leave in the middle, while one of two engines is
-           killed every --kill-s. Then the same beside --attackers of each kind of
+           killed every --kill-s. Then the same during --attackers of each kind of
            tests/hostile/attackers.py: time-outs, memory, descriptors, and times of answers. The
            gateway starts scripted engines. --workers 2: memory of each process.
            Exit code 1 for a broken promise of docs/security.md
 
 Beside senders and readers, ordinary clients send one request after the other: their times alone and
-beside them.
+during them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ async def senders(gateway: Served, sockets: int) -> None:
             *await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=address)
         )
 
-    async with good_traffic(gateway.port) as beside:
+    async with good_traffic(gateway.port) as attacked:
         sending = [asyncio.create_task(send_head(number)) for number in range(sockets)]
         await asyncio.sleep(8)
         growth = gateway.resident_mib - before
@@ -175,7 +175,7 @@ async def senders(gateway: Served, sockets: int) -> None:
         flush=True,
     )
     print(
-        f"         good clients alone {quantiles_ms(alone)}; beside {quantiles_ms(beside)}",
+        f"         good clients alone {quantiles_ms(alone)}; attacked {quantiles_ms(attacked)}",
         flush=True,
     )
 
@@ -209,7 +209,7 @@ async def readers(gateway: Served, sockets: int) -> None:
                     return time.monotonic() - began
         return None
 
-    async with good_traffic(gateway.port) as beside:
+    async with good_traffic(gateway.port) as attacked:
         reading = [asyncio.create_task(slow(number)) for number in range(sockets)]
         while not all(task.done() for task in reading):
             await asyncio.sleep(1)
@@ -228,7 +228,7 @@ async def readers(gateway: Served, sockets: int) -> None:
         flush=True,
     )
     print(
-        f"         good clients alone {quantiles_ms(alone)}; beside {quantiles_ms(beside)}",
+        f"         good clients alone {quantiles_ms(alone)}; attacked {quantiles_ms(attacked)}",
         flush=True,
     )
 
@@ -307,9 +307,9 @@ async def both_crowds(
         if number:
             print(f"         attempts {dict(figures.attempts)}", flush=True)
         good &= not figures.counts.ended["timeout"] and figures.growth <= GROWTH and after <= before
-    first, whole = (beside / alone for alone, beside in zip(*p99s, strict=True))
+    first, whole = (attacked / alone for alone, attacked in zip(*p99s, strict=True))
     print(
-        f"         p99 beside attackers / alone: first byte {first:.2f}, whole answer {whole:.2f}",
+        f"         p99 during attacks / alone: first byte {first:.2f}, whole answer {whole:.2f}",
         flush=True,
     )
     return good and whole <= SLOWER

@@ -1,4 +1,4 @@
-"""Predicted beside measured memory, as a table for benchmarks/notebook/performance.md:
+"""Predicted and measured memory, as a table for benchmarks/notebook/performance.md:
 `python -m benchmarks.memory`."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from tests.unit.engines.vllm.test_memory import MEASURED, best_plan
 
 def main() -> None:
     print(
-        "| start | runner | weights | activations | KV cache | tokens at full length | beside the"
+        "| start | runner | weights | activations | KV cache | tokens at full length | without the"
         " KV cache, in use |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")

@@ -3,11 +3,11 @@
     python -m benchmarks.offload FOLDER MODEL --python ENGINE/bin/python [--gpu 0]
         [--cache-gib 20] [--ram-gib 72] [--side none --side native] [--arg FLAG=VALUE]
 
-All sides are engines of one GPU that stand at once, each with so small a KV cache that the
+All sides are engines of one GPU that stand together, each with so small a KV cache that the
 conversations do not stay in it, and are asked in turn. native: vLLM's --kv-offloading-size.
 simple: the same flag with VLLM_USE_SIMPLE_KV_OFFLOAD=1. lazy: that connector copies blocks only
 before they are lost. Each figure is a line of JSON in FOLDER/offload.jsonl: seconds to the first
-token of each conversation's first visit, of its return with 64 tokens more, and of all at once;
+token of each conversation's first visit, of its return with 64 tokens more, and of all together;
 tokens/s of requests that never come back, in rounds.
 """
 
@@ -39,7 +39,7 @@ CONVERSATIONS = ((32_000, 16), (100_000, 2))
 """(tokens, how many)."""
 MORE_TOKENS, ANSWER_TOKENS = 64, 16
 LOADS = {"chat": (64, 384, 512, 128), "prompts": (16, 64, 4096, 64)}
-"""Name: (requests at once, requests, tokens in, tokens out)."""
+"""Name: (concurrent requests, requests, tokens in, tokens out)."""
 VOCABULARY = 30_000
 LOAD = Path(__file__).parent / "speed/load.py"
 

@@ -201,7 +201,7 @@ def main() -> None:
     urls = mine.recv()
     capacity = SLOTS + SLOTS // 4
     print(
-        f"{ENGINES} engines, {SLOTS} requests at once each, {SERVICE_S * 1000:g} ms per request:"
+        f"{ENGINES} engines, {SLOTS} concurrent requests each, {SERVICE_S * 1000:g} ms per request:"
         f" {CAN_DO:g} requests/s"
     )
     print(

@@ -1,16 +1,16 @@
-"""Chats beside batches of one model, on real sockets.
+"""Chats and batches of one model, on real sockets.
 
     python -m benchmarks.priorities [--seconds 20] [--places 32 64]
     python -m benchmarks.priorities --engine http://127.0.0.1:8000 --model NAME --places 8
 
 200 requests of class `batch` are always in flight, of 200 tokens each. 20 clients of class
-`interactive` ask for 40 tokens, read them, and ask anew after a second. Printed:
+`interactive` ask for 40 tokens, read them, and ask again after a second. Printed:
 
-first token  of chats alone and beside the batch, in ms; the goal is 1.2 times the p95 of alone
+first token  of chats alone and next to the batch, in ms; the goal is 1.2 times the p95 of alone
 batch        tokens per second alone: straight from the engine, and through the gateway; the goal is
              a loss of 10 %
-longest      the longest wait of a batch request for its first token, beside the chats
-flood        the part of all ended requests that are of the batch, beside 100 chats without pauses;
+longest      the longest wait of a batch request for its first token, next to the chats
+flood        the part of all ended requests that are of the batch, next to 100 chats without pauses;
              a share above 0 is the bound against starvation
 
 The scripted engine computes in steps: 25 ms, 0.05 ms for each running request, and 5 ms for each
@@ -171,7 +171,7 @@ class Client(asyncio.Protocol):
         return self._first_at - began, time.perf_counter() - began, self._pieces
 
     def close(self) -> None:
-        """Leave at once: the engine drops the request."""
+        """Leave immediately: the engine drops the request."""
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -257,15 +257,15 @@ def report(direct_url: str, model: str, places: int, options: argparse.Namespace
         (chats_alone,) = measure(url, "m", seconds, chats)
         chats_beside, batch_beside = measure(url, "m", seconds, chats, batch)
         flooding, flooded = measure(url, "m", seconds, flood, batch)
-    alone, beside = (
+    alone, shared = (
         [quantile_s(seen.firsts, share) * 1000 for share in (0.5, 0.95)]
         for seen in (chats_alone, chats_beside)
     )
     share = flooded.ended / max(1, flooded.ended + flooding.ended)
     loss = 1 - batch_alone.tokens_s / direct.tokens_s
     print(
-        f"{places:>6}{alone[0]:>10.0f}{alone[1]:>8.0f}{beside[0]:>10.0f}{beside[1]:>8.0f}"
-        f"{beside[1] / alone[1]:>7.2f}{direct.tokens_s:>10.0f}{batch_alone.tokens_s:>8.0f}"
+        f"{places:>6}{alone[0]:>10.0f}{alone[1]:>8.0f}{shared[0]:>10.0f}{shared[1]:>8.0f}"
+        f"{shared[1] / alone[1]:>7.2f}{direct.tokens_s:>10.0f}{batch_alone.tokens_s:>8.0f}"
         f"{loss:>8.1%}{batch_beside.tokens_s:>9.0f}{max(batch_beside.firsts, default=0):>9.1f} s"
         f"{share:>8.1%}",
         flush=True,
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--chat-tokens", type=int, default=CHAT_TOKENS)
     parser.add_argument("--slow", type=float, default=1.0)
     options = parser.parse_args()
-    print("       chats alone      beside the batch        batch: direct   gateway, loss,  beside")
+    print("       chats alone      with the batch          batch: direct   gateway, loss,  shared")
     print(
         "places  p50 ms  p95 ms    p50 ms  p95 ms  times   tokens/s               longest   flood"
     )

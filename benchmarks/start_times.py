@@ -508,7 +508,7 @@ def measure(trial: Trial, sides: Sequence[str], rounds: int, kinds: Sequence[str
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of a Trial, beside its folder and its model."""
+    """The settings of a Trial, without its folder and its model."""
     parser.add_argument("--python", type=Path, required=True)
     parser.add_argument("--engine", default="vllm==0.26.0")
     parser.add_argument("--case", default="")

@@ -3,8 +3,9 @@
     python fake_engine.py PORT [--log FILE]
 
 Answers are prebuilt, each stream has one timer, and only the frame is parsed. GET
-/pace?chunks=100&interval_ms=20 sets the pace of later streams: the first chunk at once, the others
-each `interval_ms` later, then the end of the choice and [DONE]. --log appends every received byte.
+/pace?chunks=100&interval_ms=20 sets the pace of later streams: the first chunk without delay, the
+others each `interval_ms` later, then the end of the choice and [DONE]. --log appends every byte
+that is received.
 """
 
 from __future__ import annotations

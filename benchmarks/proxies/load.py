@@ -3,7 +3,7 @@
     load.py URL plain  --connections 32 --seconds 3 [--count N] [--body-bytes 1000]
         requests one after the other on each connection
     load.py URL stream --streams 200 --chunks 100 --deadline 60
-        all at once, each to its end
+        all together, each to its end
     load.py URL idle   --streams 5000 --deadline 40
         opened, then held until stdin ends
 

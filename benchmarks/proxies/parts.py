@@ -42,7 +42,7 @@ QUICK = Size(
     rounds=3, request_s=1, latency_s=1, streams=100, many=300, many_s=6, idle=1000, bodies=10
 )
 
-# What costs a hundred times as much per chunk gets fewer streams at once, or one round would take
+# Parts that cost a hundred times as much per chunk get fewer streams, or one round would take
 # minutes.
 FEWER_STREAMS = {"litellm": 20}
 

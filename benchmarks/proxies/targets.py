@@ -1,7 +1,7 @@
 """The compared proxies: installation, configuration and start in front of the fake engine.
 
 nginx comes from the system's packages (Debian: nginx-light). Each Python package gets an
-environment under .cache/proxies from hashed requirements beside this file, made on the first run.
+environment under .cache/proxies from hashed requirements next to this file, made on the first run.
 Each is set up as its documentation advises for this job: no access log, metrics on where it has
 some, no limit on streams.
 """

@@ -1,4 +1,4 @@
-"""Measurements beside the speed model and the estimates of aiconfigurator-core.
+"""Measurements, the speed model and the estimates of aiconfigurator-core.
 
     python benchmarks/speed/compare.py
 
@@ -36,7 +36,7 @@ RESULTS = [
     for part in ("", "-unseen", "-twice", "-uniform", "-passes")
 ]
 ESTIMATES = Path(__file__).parent / "results" / "aiconfigurator-0.12.0-h200.jsonl"
-# What a client of a stream sees of the first token beside the engine's work: HTTP, JSON.
+# The time of a stream's first token besides the engine's work: HTTP, JSON.
 VLLM = "vllm==0.26.0"  # of lines that name no engine
 LOAD = {one.name: one for one in LOADS}
 
@@ -307,8 +307,8 @@ def best(
             )
             shown.append(f"{load}: {parts[-1][0]:.3f} of {first.setting} ({parts[-1][1]:.3f})")
         print(
-            f"{model:18} {len({one.setting for one in here})} settings; planned, by requests at"
-            f" once (as expected): {', '.join(shown)}"
+            f"{model:18} {len({one.setting for one in here})} settings; planned, by"
+            f" concurrent requests (as expected): {', '.join(shown)}"
         )
     less = [(expected, alike) for part, expected, alike in parts if part < 0.95]
     same = sum(abs(expected - 1) < 0.01 for expected, _ in less)

@@ -1,4 +1,4 @@
-"""The first plan beside settings of experienced users (benchmarks/experts.yaml).
+"""The first plan and settings of experienced users (benchmarks/experts.yaml).
 
     python benchmarks/speed/experts.py
 

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 PROCESSES = 4
-ONE_PROCESS = 16  # up to so many streams at a time
+ONE_PROCESS = 16  # streams of one process
 LIMIT_S = 120
 
 
 class Answer(NamedTuple):
-    """When the first token and the end came, in seconds after the question; or why it is no
-    answer."""
+    """The times of the first token and of the end, in seconds after the question; or the reason
+    why the engine gave none."""
 
     first_s: float = 0
     whole_s: float = 0

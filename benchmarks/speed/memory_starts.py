@@ -1,4 +1,4 @@
-"""What vLLM measures of memory at a start, beside what is planned, for models with dummy weights.
+"""Memory that vLLM measures at a start, and the planned memory, for models with dummy weights.
 
     PYTHONPATH=. python benchmarks/speed/memory_starts.py plan FOLDER NAME NAME
         here, with the tests' packages
@@ -6,7 +6,7 @@
         on a GPU, in the engine's Python
 
 NAME: of tests/models. `plan` writes FOLDER/plans.json; `run` starts each with the planner's own
-flags, asks one prompt of a full batch and 256 requests at once, and adds a line of JSON to
+flags, asks one prompt of a full batch and 256 concurrent requests, and adds a line of JSON to
 FOLDER/starts.jsonl: what the engine logged, the most that nvidia-smi saw in use, and the plan.
 """
 

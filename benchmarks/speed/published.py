@@ -1,4 +1,4 @@
-"""Published measurements (benchmarks/published.yaml) beside the speed model.
+"""Published measurements (benchmarks/published.yaml) and the speed model.
 
     python benchmarks/speed/published.py
 
@@ -284,7 +284,7 @@ def main() -> None:
             f"{name:45} {len(offs):4} figures  median off {statistics.median(sizes):6.1%}  middle"
             f" {statistics.median(offs):+7.1%}  worst {max(sizes):7.1%}"
         )
-    for few, name in ((True, "one or two at once"), (False, "more")):
+    for few, name in ((True, "one or two concurrent"), (False, "more")):
         some = [one for one in found if (one.figure.concurrency <= 2) == few]
         band = PROFILES.pace.table.band
         inside = sum(1 / (1 + band) <= one.seen / one.expected <= 1 + band for one in some)

@@ -3,9 +3,9 @@
     python benchmarks/speed/run.py FOLDER --seconds 540 [--gpus 0,1] [--only MODEL/SETTING ...]
 
 Each GPU gets an engine with its own cores and port. Settings on several GPUs wait until they are
-free. With --together 3, up to three engines start on a GPU at once, each with the KV cache for its
+free. With --together 3, up to three engines start on a GPU together, each with the KV cache for its
 loads, and are measured one after the other: a start takes five times as long as its loads. Each
-setting's line of JSON is appended to FOLDER/results.jsonl at once, and FOLDER/logs has its log. The
+setting's line of JSON is appended to FOLDER/results.jsonl, and FOLDER/logs has its log. The
 same command continues after its time limit with the missing settings. Only the standard library:
 this runs in the engine's Python.
 """
@@ -171,7 +171,7 @@ class Run:
         return None
 
     def group(self) -> list[Setting]:
-        """The next setting, and others that fit on a GPU beside it."""
+        """The next setting, and others that fit on the same GPU."""
         group = [self.left[0]]
         room = TOGETHER_GIB - models.gib(group[0].model)
         for one in self.left[1:]:
@@ -432,7 +432,7 @@ def main() -> None:
         help="which",
     )
     parser.add_argument(
-        "--together", type=int, default=1, help="engines that start on a GPU at once"
+        "--together", type=int, default=1, help="engines that start on a GPU together"
     )
     parser.add_argument(
         "--only",

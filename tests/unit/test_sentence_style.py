@@ -14,6 +14,7 @@ from tests.support.style import foreign_wordings, hold, vague_clause
 from tests.support.syntax import (
     comments,
     docstrings,
+    named_files,
     nodes_of,
     package_files,
     place,
@@ -23,7 +24,7 @@ from tests.support.syntax import (
 
 FILES = package_files()
 
-# Likewise of the description of a field, which is a noun phrase or says "whether", "how", "why".
+# A fragment as the description of a field, which is a noun phrase or says "whether", "how", "why".
 FIELD_FRAGMENT = re.compile(
     r"(?:of|for|by|in|on|as|at|from|to|with|without|that|those|what|who|whose|also|the same"
     r"|its?|they)\b(?! (?:least|most) \d)"
@@ -165,7 +166,7 @@ def test_sentences_have_plain_words() -> None:
         "wording",
         [
             f"{place(path, line)}: {row}"
-            for path in FILES
+            for path in (*named_files(), *sorted((ROOT / "benchmarks").rglob("*.py")))
             for line, text in (*shown_texts(nodes_of(path)), *comments(text_of(path)))
             for row in foreign_wordings(text)
         ],
