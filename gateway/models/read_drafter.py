@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.domain import AttentionGroup, Shard, TensorGroup
+from gateway.domain import AttentionGroup, ModelSpec, Shard, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.drafter import Drafter, DraftMethod
 from gateway.models.families.config import Fields
@@ -62,9 +62,7 @@ def read_drafter(
     )
     draft_model = None
     if method == "draft_model":
-        draft_model = read_model(
-            source, revision, config, tensors, file_bytes=None, remote_code=(), task_hint=None
-        )
+        draft_model = _plain_model(source, revision, config, tensors)
     attention = (
         draft_model.attention if draft_model else _attention_of(layer, fields, inner_fields, method)
     )
@@ -97,6 +95,18 @@ def read_drafter(
         tensors=groups,
         plain=draft_model,
         tensors_from="config" if tensors is None else "headers",
+    )
+
+
+def _plain_model(
+    source: str,
+    revision: str | None,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None,
+) -> ModelSpec:
+    """The model of a drafter that is a whole model."""
+    return read_model(
+        source, revision, config, tensors, file_bytes=None, remote_code=(), task_hint=None
     )
 
 

@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-from tests.conformance.engine.path_conditions import Evaluator, FunctionNode, OneOf, is_part, truths
+from tests.conformance.engine.path_conditions import (
+    Evaluator,
+    FunctionNode,
+    OneOf,
+    block_of,
+    truths,
+)
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 # Calls that change no variable.
@@ -182,25 +188,18 @@ def _steps(node: ast.AST, statement: ast.AST, writes: Counter[str]) -> Iterator[
     """The tests on the way to the statement, and of statements before it that end the block."""
     if isinstance(node, ast.For | ast.While):
         writes = writes + _writes(node)
-    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
-        block = getattr(node, field, None)
-        if not isinstance(block, list):
-            continue
-        place = next(
-            (number for number, candidate in enumerate(block) if is_part(statement, candidate)),
-            None,
-        )
-        if place is None:
-            continue
-        if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
-            yield Step(node.test, field == "body", writes)
-        if isinstance(node, ast.Try) and field != "body":
-            writes = writes + _writes(node)
-        for earlier_statement in [] if field == "handlers" else block[:place]:
-            yield from _pass_steps(earlier_statement, writes)
-            writes = writes + _writes(earlier_statement)
-        yield from _steps(block[place], statement, writes)
+    inner_block = block_of(statement, node)
+    if inner_block is None:
         return
+    field, block, place = inner_block
+    if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
+        yield Step(node.test, field == "body", writes)
+    if isinstance(node, ast.Try) and field != "body":
+        writes = writes + _writes(node)
+    for earlier_statement in [] if field == "handlers" else block[:place]:
+        yield from _pass_steps(earlier_statement, writes)
+        writes = writes + _writes(earlier_statement)
+    yield from _steps(block[place], statement, writes)
 
 
 def _pass_steps(node: ast.stmt, writes: Counter[str]) -> Iterator[Step]:

@@ -44,22 +44,25 @@ class Condition(NamedTuple):
 def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
     """Around the statement, and of statements before it that end the function or the loop."""
     result: list[Condition] = []
+    inner_block = block_of(statement, node)
+    if inner_block is None:
+        return [*result, *_inside(node, statement)]
+    field, block, place = inner_block
+    if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
+        result.append(Condition(node.test, field == "body"))
+    for earlier_statement in block[:place]:
+        result += _exit_conditions(earlier_statement)
+    return [*result, *conditions(block[place], statement)]
+
+
+def block_of(statement: ast.AST, node: ast.AST) -> tuple[str, list[Any], int] | None:
+    """The field and the block of a node in which the statement stands, and its place there."""
     for field in ("body", "orelse", "handlers", "finalbody", "cases"):
         block = getattr(node, field, None)
-        if not isinstance(block, list):
-            continue
-        place = next(
-            (number for number, candidate in enumerate(block) if is_part(statement, candidate)),
-            None,
-        )
-        if place is None:
-            continue
-        if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
-            result.append(Condition(node.test, field == "body"))
-        for earlier_statement in block[:place]:
-            result += _exit_conditions(earlier_statement)
-        return [*result, *conditions(block[place], statement)]
-    return [*result, *_inside(node, statement)]
+        for place, candidate in enumerate(block if isinstance(block, list) else []):
+            if is_part(statement, candidate):
+                return field, list(block or ()), place
+    return None
 
 
 def is_part(statement: ast.AST, node: ast.AST) -> bool:
