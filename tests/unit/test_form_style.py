@@ -20,19 +20,20 @@ def nested_conditions(nodes: Iterable[ast.AST]) -> Iterator[int]:
     for node in nodes:
         match node:
             case (
-                ast.IfExp(test=ast.IfExp())
-                | ast.IfExp(body=ast.IfExp())
-                | ast.IfExp(orelse=ast.IfExp())
+                ast.IfExp(test=ast.IfExp(), lineno=line)
+                | ast.IfExp(body=ast.IfExp(), lineno=line)
+                | ast.IfExp(orelse=ast.IfExp(), lineno=line)
             ):
-                yield node.lineno
+                yield line
 
 
 def bare_values(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """The lines of calls with a value without a meaning among many positional ones."""
     for node in nodes:
-        values = node.args if isinstance(node, ast.Call) else []
-        if len(values) >= MANY_VALUES and any(map(is_bare, values)):
-            yield node.lineno
+        match node:
+            case ast.Call(args=values, lineno=line) if len(values) >= MANY_VALUES:
+                if any(map(is_bare, values)):
+                    yield line
 
 
 def is_bare(value: ast.expr) -> bool:
