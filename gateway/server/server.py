@@ -17,6 +17,7 @@ import uvicorn
 
 from gateway import open_files
 from gateway.errors import FitserveError, SettingsError, listen_error
+from gateway.garbage import exempt_start_objects
 from gateway.logging import Logger
 from gateway.proxy.client_connection import client_protocol, inner_protocol
 from gateway.proxy.limits import limit_send_buffer, refusal_capacity
@@ -109,6 +110,10 @@ class GatewayServer(uvicorn.Server):
         super().__init__(config)
         self._app = app
         app.inner_protocol = inner_protocol(app.plane, config, self.server_state)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        exempt_start_objects()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.close_streams()

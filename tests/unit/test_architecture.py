@@ -42,6 +42,7 @@ BASE = frozenset(
         "disk_fault",
         "errors",
         "file_reading",
+        "garbage",
         "health",
         "keys",
         "logging",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.garbage import exempt_start_objects
 from gateway.proxy.uvicorn_config import uvicorn_config
 from gateway.proxy.workers.control_forwarder import ForwardedAddress
 from gateway.proxy.workers.sockets import forget
@@ -31,6 +32,10 @@ class ControlServer(uvicorn.Server):
         )
         self._workers = workers
         self._stopping = stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        exempt_start_objects()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping()

@@ -24,6 +24,7 @@ from pathlib import Path
 import uvicorn
 
 from gateway.decoding import DECODE_ERRORS
+from gateway.garbage import exempt_start_objects
 from gateway.logging import configure_logging
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.access.budgets import BudgetAdmission
@@ -201,6 +202,7 @@ class WorkerServer(uvicorn.Server):
         self._listening.add_done_callback(self._check_listener)
         await self._listen_inside()
         await super().startup(sockets)
+        exempt_start_objects()
 
     async def _listen_inside(self) -> None:
         """Take requests of the control process, for batches. Without such a socket, as on a full
