@@ -13,8 +13,13 @@ from gateway.domain import Scalar
 
 # Lines of one message or traceback that are remembered: more than any engine needs, and bounded.
 MESSAGE_LINES = 60
-# The rank of a line that says that a process died, and not why.
-DEATH = 3
+# The ranks of evidence, the strongest first. A broken device explains every error next to it. A
+# symptom, such as an illegal memory access, can have any cause. DEATH: a line that says that a
+# process died, and not why.
+HARDWARE, CAUSE, SYMPTOM, CONSEQUENCE, UNKNOWN, DEATH = range(6)
+# The phase of an engine that wakes up from sleep.
+WAKING = "waking"
+_HARDWARE_KINDS = frozenset({"gpu_lost"})
 _MAX_MESSAGE_CHARACTERS = 2000
 
 
@@ -88,12 +93,15 @@ class FailureCandidate:
 
     @property
     def rank(self) -> int:
-        """0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
-        if self.row is None or isinstance(self.row, StructuralSignature):
-            return 2
-        if not (isinstance(self.row, TextSignature) and self.row.consequence):
-            return 0
-        return DEATH if self.row.proves == "nothing" else 1
+        """The rank of the evidence, of HARDWARE to DEATH."""
+        row = self.row
+        if row is None or isinstance(row, StructuralSignature):
+            return UNKNOWN
+        if isinstance(row, TextSignature) and row.consequence:
+            return DEATH if row.proves == "nothing" else CONSEQUENCE
+        if isinstance(row, TextSignature) and row.is_symptom:
+            return SYMPTOM
+        return HARDWARE if row.kind in _HARDWARE_KINDS else CAUSE
 
 
 @dataclass

@@ -8,7 +8,13 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from gateway.diagnosis.candidate import EngineLine, FailureCandidate, ProcessTrace
+from gateway.diagnosis.candidate import (
+    DEATH,
+    WAKING,
+    EngineLine,
+    FailureCandidate,
+    ProcessTrace,
+)
 from gateway.diagnosis.crash_stack import CrashStack
 from gateway.diagnosis.cures import FAULTS
 from gateway.diagnosis.lines import line_forms as forms
@@ -39,6 +45,9 @@ _REPEATS = 5
 # It doubles the time between lines of this kind, so two of them are a long wait.
 _RARE_WAITS = "Waiting for creating a placement group"
 _DIGITS = re.compile(r"\d+")
+# An engine that did not get its memory back as it woke up computes on memory that is not there, so
+# it fails within this many lines.
+_WAKE_LINES = 500
 # Faults of requests that are noted. No request decides whether the server has a template, a package
 # or a permission.
 _MAX_FAULTS = 16
@@ -105,6 +114,8 @@ class LogEvidence:
         self.is_ending = False
         self.processes: dict[str, ProcessTrace] = {}
         self.candidates: list[FailureCandidate] = []
+        self._weakest_rank = DEATH
+        """The weakest rank of a full list of candidates: an equal one finds no room."""
         self.death: tuple[str, int] | None = None
         self.hint: FailureCandidate | None = None
         self.quoted_candidates: tuple[FailureCandidate, ...] = ()
@@ -112,6 +123,7 @@ class LogEvidence:
         self.dump = ThreadDump()
         self.complaints: list[FailureCandidate] = []
         self.faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
+        self._wake_failure: FailureCandidate | None = None
         self._advice: deque[tuple[int, str]] = deque(maxlen=_MAX_ADVICE)
         self.crashed: FailureCandidate | None = None
         self.warning: FailureCandidate | None = None
@@ -199,8 +211,18 @@ class LogEvidence:
             if candidate.is_bare
             else []
         )
-        if len(bare_candidates) < _MAX_BARE_CANDIDATES and len(self.candidates) < _MAX_CANDIDATES:
+        if len(bare_candidates) >= _MAX_BARE_CANDIDATES:
+            return
+        if len(self.candidates) < _MAX_CANDIDATES:
             self.candidates.append(candidate)
+            self._weakest_rank = DEATH
+        elif candidate.rank < self._weakest_rank:
+            # A flood of symptoms leaves room for their cause.
+            weakest = max(self.candidates, key=lambda item: (item.rank, item.number))
+            if candidate.rank < weakest.rank:
+                self.candidates.remove(weakest)
+                self.candidates.append(candidate)
+            self._weakest_rank = max(item.rank for item in self.candidates)
 
     def add_death(self, text: str, number: int) -> None:
         """Add a line that says that a process ended.
@@ -256,6 +278,9 @@ class LogEvidence:
             ]
             for candidate in sorted(filter(None, errors), key=lambda candidate: candidate.number):
                 self.add(candidate)
+            wake_failure = self._wake_failure
+            if wake_failure is not None and number - wake_failure.number <= _WAKE_LINES:
+                self.add(wake_failure)
         self.is_ending = True
 
     @property
@@ -269,6 +294,8 @@ class LogEvidence:
         is_of_worker: a process that computes says so, and not the one that reads requests.
         """
         shape = candidate.shape
+        if candidate.phase == WAKING and candidate.row is not None:
+            self._wake_failure = candidate
         raising_frame = next(
             (f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), ""
         )

@@ -14,7 +14,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gateway.diagnosis.candidate import MESSAGE_LINES, EngineLine, FailureCandidate, ProcessTrace
+from gateway.diagnosis.candidate import (
+    MESSAGE_LINES,
+    WAKING,
+    EngineLine,
+    FailureCandidate,
+    ProcessTrace,
+)
 from gateway.diagnosis.evidence import LogEvidence, Proof
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.lines import records
@@ -209,7 +215,9 @@ class LogReader:
             line.is_header and line.level is None and not forms.WRAPPER.match(line.text)
         ):
             self._survive(line, process)
-        if line.level == "WARNING" and not self._is_stopped:
+        # The level of another program says nothing of the engine.
+        is_foreign = line.is_quiet and line.is_native
+        if (line.level == "WARNING" or is_foreign) and not self._is_stopped:
             self._prove_line(line, text, process, is_warning=True)
         if (line.is_header or forms.THREAD_DUMP.match(line.text)) and self._evidence.add_record(
             EngineLine(line.text, text, self._lines.number, process, line.is_quiet)
@@ -580,7 +588,8 @@ class LogReader:
         row = candidate.row
         evidence = self._evidence
         if evidence.is_ignored(process) and not (isinstance(row, TextSignature) and row.line_start):
-            process.serving_error = process.serving_error or candidate
+            if row is None or candidate.phase != WAKING:
+                process.serving_error = process.serving_error or candidate
             evidence.record_fault(candidate)
         else:
             evidence.add(candidate)

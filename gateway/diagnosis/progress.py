@@ -6,6 +6,7 @@ from collections import deque
 
 from gateway.diagnosis.signature import ProgressLine
 from gateway.domain import Scalar
+from gateway.domain.phases import PHASE_LABELS
 
 # Kernels that are remembered: more than any engine needs, and bounded.
 _MAX_KERNELS = 64
@@ -26,6 +27,20 @@ class StartProgress:
         self.kernels: deque[str] = deque(maxlen=_MAX_KERNELS)
         """The kernels that the engine chose, the last one last."""
         self._is_sized = False
+        self._step = self._activity = ""
+        """The last step that began within a phase, and its words."""
+
+    def step_values(self, phase: str) -> dict[str, Scalar]:
+        """The last step of a start, as values for its cure.
+
+        `doing`: the activity that a start of this phase was last seen at. `during_NAME`: the step
+        within the phase.
+        """
+        if self.phase == "serving":
+            return {}
+        doing = self._activity or PHASE_LABELS.get(phase, "")
+        values: dict[str, Scalar] = {f"during_{self._step}": "yes"} if self._step else {}
+        return values | ({"doing": doing} if doing else {})
 
     def learn(self, row: ProgressLine, groups: dict[str, Scalar]) -> bool:
         """Note the values of a line that a row matches. Returns whether another phase begins."""
@@ -45,4 +60,6 @@ class StartProgress:
         )
         self.are_graphs_made = self.are_graphs_made or row.shows_warmup or row.phase == "serving"
         self.phase = row.phase or self.phase
+        if row.step is not None or row.phase is not None:
+            self._step, self._activity = row.step or "", row.activity
         return row.phase is not None

@@ -110,6 +110,7 @@ class TextSignature(FailureSignature):
     kernel: the kernel that failed.
     kernel_pattern: a matching kernel that the log named before is meant instead.
     consequence: often a consequence of another failure, which is preferred.
+    is_symptom: an error that any cause can have, so a cause next to it is preferred.
     while_serving: whether the text counts while the engine serves, as users cannot write it into
         the log.
     """
@@ -122,6 +123,7 @@ class TextSignature(FailureSignature):
     kernel: str = ""
     kernel_pattern: Pattern = ""
     consequence: bool = False
+    is_symptom: bool = Field(False, alias="symptom")
     while_serving: bool = False
 
 
@@ -132,6 +134,7 @@ class StructuralSignature(FailureSignature):
     frames: searched in the innermost frames of the traceback (`file:function`, one a line).
     pattern: searched in the message.
     phases: the phases that it holds in; without them those of the kind (words.yaml).
+    circumstance: the name of one that the lines of the start must have shown.
     yields_to_words: whether another kind, for which words speak, replaces this kind (likely.py).
     reads_source: the message is Python's own and of no field, so words are looked for in the line
         of code that failed.
@@ -142,6 +145,7 @@ class StructuralSignature(FailureSignature):
     frames: Pattern = ""
     pattern: Pattern = ""
     phases: tuple[str, ...] = ()
+    circumstance: str = Field("", alias="when")
     yields_to_words: bool = False
     reads_source: bool = False
 
@@ -275,6 +279,8 @@ class ProgressLine(Value):
     """A line of a start that goes on. Groups of its pattern are remembered, `kernel` as chosen.
 
     phase: the phase that begins.
+    step: the name of a step within a phase that begins, such as `connection`; empty where one ends.
+    activity: the step in words: "connecting its ranks".
     is_setting: its groups say how the engine is set.
     is_answer: whether only an engine that gave tokens or vectors prints the text.
     shows_cache: once the size of the KV cache is known, the cache is made.
@@ -283,6 +289,8 @@ class ProgressLine(Value):
 
     pattern: Pattern
     phase: str | None = None
+    step: str | None = None
+    activity: str = ""
     is_setting: bool = False
     is_answer: bool = False
     shows_cache: bool = Field(False, alias="cache_ready")

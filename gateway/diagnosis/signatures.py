@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis.checks.check_site import CheckSite
@@ -92,10 +92,13 @@ class Signatures:
         return None
 
     def match_structure(
-        self, shape: ExceptionShape, engine: str | None
+        self, shape: ExceptionShape, engine: str | None, circumstances: Container[str] = ()
     ) -> tuple[StructuralSignature, dict[str, Scalar]] | None:
-        """The failure by its structure, where no text proves it."""
-        match = self._structure.match(shape, engine)
+        """The failure by its structure, where no text proves it.
+
+        circumstances: the names of those that the lines of the start showed.
+        """
+        match = self._structure.match(shape, engine, circumstances)
         return (match[0], parse_groups(match[1])) if match else None
 
     def shape_for_words(self, shape: ExceptionShape, engine: str | None) -> ExceptionShape:

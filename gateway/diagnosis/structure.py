@@ -7,7 +7,7 @@ failed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from gateway.diagnosis.signature import StructuralSignature
@@ -58,12 +58,17 @@ class Structure:
         ]
 
     def match(
-        self, shape: ExceptionShape, engine: str | None
+        self, shape: ExceptionShape, engine: str | None, circumstances: Container[str] = ()
     ) -> tuple[StructuralSignature, dict[str, str | None]] | None:
-        """The row that the shape belongs to, with the groups of its pattern; None without a row."""
+        """The row that the shape belongs to, with the groups of its pattern; None without a row.
+
+        circumstances: the names of those that the start showed.
+        """
         innermost = "\n".join(shape.frames[-_INNER_FRAMES:])
         for row, exception, frames, pattern in self._rows:
             if row.engines and engine is not None and engine not in row.engines:
+                continue
+            if row.circumstance and row.circumstance not in circumstances:
                 continue
             phases = row.phases or self._phases.get(row.kind, ())
             if phases and shape.phase not in phases:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.diagnosis import structure
-from gateway.diagnosis.candidate import DEATH, FailureCandidate
+from gateway.diagnosis.candidate import CAUSE, DEATH, SYMPTOM, WAKING, FailureCandidate
 from gateway.diagnosis.checks.check_kinds import check_kind, context_kind
 from gateway.diagnosis.clues.figures import conclude
 from gateway.diagnosis.cures import ENGINES, held_by_others
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 _MAX_LINE_CHARACTERS = 1000
 # Failures that the libraries on a stack of compiled code can explain.
 _CRASH_KINDS = frozenset({"exited", "killed", "kernel_runtime", "nccl"})
+# A failing engine prints fewer lines between a symptom and its cause.
+_EPISODE_LINES = 200
+# Failures by a resource that is taken. The ranks of an engine that failed still hold it.
+_TAKEN_KINDS = frozenset({"gpu_shared", "ram_shared", "port_in_use"})
 # Faults in one place that are not due to chance. A missing package fails each request alike.
 _MIN_REPEATS = 2
 _SURE_FAULTS = frozenset({"ImportError", "ModuleNotFoundError"})
@@ -98,7 +102,9 @@ class LogVerdict:
         ] + unproven_candidates
         if not proven:
             return self._death(self._evidence.progress.phase) if self._evidence.death else None
-        first = min(proven, key=lambda candidate: (candidate.rank, candidate.number))
+        first = min(proven, key=_strength)
+        if first.rank == CAUSE:
+            first = _unexplained_symptom(first, proven) or first
         return (
             first if first.row is not None else self._best_candidate(unproven_candidates) or first
         )
@@ -274,7 +280,10 @@ class LogVerdict:
         for candidate in candidates:
             if candidate.row is not None:
                 return candidate
-            if proof := self._signatures.match_structure(candidate.shape, self._engine):
+            proof = self._signatures.match_structure(
+                candidate.shape, self._engine, self._evidence.circumstances
+            )
+            if proof is not None:
                 row, groups = proof
                 phase = row.phase or candidate.phase
                 return replace(
@@ -324,11 +333,15 @@ class LogVerdict:
         )
 
     def _fault(self) -> Failure | None:
-        """The error with which several requests failed while the engine went on."""
+        """The error with which several requests failed while the engine went on, or one call to
+        wake up, which no user makes."""
         first, number = max(
-            self._evidence.faults.values(), key=lambda fault: fault[1], default=(None, 0)
+            self._evidence.faults.values(),
+            key=lambda fault: (fault[0].phase == WAKING, fault[1]),
+            default=(None, 0),
         )
-        is_sure = first is not None and first.shape.exception in _SURE_FAULTS
+        is_waking = first is not None and first.phase == WAKING
+        is_sure = first is not None and (is_waking or first.shape.exception in _SURE_FAULTS)
         failure = (
             self._build_failure(self._match_fault(first))
             if first and (number >= _MIN_REPEATS or is_sure)
@@ -336,9 +349,12 @@ class LogVerdict:
         )
         if failure is None:
             return None
-        requests = f"{number} requests" if number > 1 else "A request"
-        message = f"{failure.message} {requests} failed so, and the engine serves on."
-        return failure.evolve(message=message, phase="serving", proven_subject="nothing")
+        call = "call" if is_waking else "request"
+        calls = f"{number} {call}s" if number > 1 else f"A {call}"
+        purpose = " to wake up" if is_waking else ""
+        message = f"{failure.message} {calls}{purpose} failed so, and the engine serves on."
+        phase = WAKING if is_waking else "serving"
+        return failure.evolve(message=message, phase=phase, proven_subject="nothing")
 
     def _match_fault(self, candidate: FailureCandidate) -> FailureCandidate | None:
         """An error of a request with the row of its text, or else of its structure."""
@@ -363,6 +379,7 @@ class LogVerdict:
         model_class = str(circumstances.get("model_class", ""))
         values = (
             self._evidence.progress.settings
+            | self._evidence.progress.step_values(candidate.phase)
             | circumstances
             | cures.known_versions(engine, version, model_class)
             | cures.code_versions(engine, version, row.kind, shape, architecture=model_class)
@@ -463,6 +480,25 @@ class LogVerdict:
         if shape.exception == "ZeroDivisionError":
             values["zero_option"] = options.zero_option(f"{shape.source} {shape.message}")
         return {name: value for name, value in values.items() if value}
+
+
+def _strength(candidate: FailureCandidate) -> tuple[int, int]:
+    """The order of evidence: by its rank, then by its place in the log."""
+    return candidate.rank, candidate.number
+
+
+def _unexplained_symptom(
+    cause: FailureCandidate, candidates: Iterable[FailureCandidate]
+) -> FailureCandidate | None:
+    """The first symptom before a cause that does not explain it: of a former start, or the reason
+    for which a resource is still taken."""
+    lines = 0 if cause.kind in _TAKEN_KINDS else _EPISODE_LINES
+    symptoms = [
+        candidate
+        for candidate in candidates
+        if candidate.rank == SYMPTOM and candidate.number < cause.number - lines
+    ]
+    return min(symptoms, key=_strength, default=None)
 
 
 def _is_named(cause: FailureCandidate | None) -> bool:

@@ -47,7 +47,12 @@ def fatal(engine: str, lines: list[str]) -> list[str]:
 
 
 def log_of_row(fact: dict[str, Any]) -> bytes:
-    """The log of a row of tests/logs/failures.yaml or cure_reports.yaml."""
+    """The log of a row of tests/logs/failures.yaml or cure_reports.yaml.
+
+    A row has its whole log as `log`, or the parts of which one is made.
+    """
+    if "log" in fact:
+        return str(fact["log"]).encode()
     exception_text = fact.get("raises", "")
     lines = (
         traceback(fact.get("frames", []), exception_text, fact.get("code", ""))

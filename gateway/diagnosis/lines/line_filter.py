@@ -17,6 +17,10 @@ FATAL_WORDS = (
     b"hit an exc",
     b"xit code",
     b"NVRM",
+    b"NVSwitch",
+    b"XidCrit",
+    b"amdgpu",
+    b"raylet",
     b"ption in thread",
     b"atchdog",
     b"hut",
@@ -49,6 +53,7 @@ _BARE_WORDS = (
     b"ailed",
     b"NCCL",
     b"is dead",
+    b"is lost",
     b"Killed",
     b"OOM",
     b"Seg",
@@ -67,6 +72,13 @@ _PHASE_WORDS = (
     b"fired up",
     b"Profiling",
     b"init engine",
+    b"world_size=",
+    b"nccl==",
+    b"nit torch dist",
+    b"tensors:",
+    b"eepGEMM",
+    b"utotun",
+    b"infer.jit",
 )
 # Each copy of these lines counts: their figures show whether the engine answered.
 SERVING_WORDS = (b"Received req", b"POST /", b"throughput", b" batch")

@@ -93,6 +93,28 @@ def test_every_alternative_of_a_text_has_an_example(row: TextSignature) -> None:
     ]
 
 
+def circumstance_lines(row: StructuralSignature) -> tuple[str, ...]:
+    """The lines of a start that show the circumstance of a row."""
+    return next(
+        (
+            circumstance.examples
+            for circumstance in SIGNATURES.cures.rows.circumstances
+            if circumstance.name == row.circumstance
+        ),
+        (),
+    )
+
+
+def test_a_row_of_a_circumstance_needs_its_line() -> None:
+    rows = [row for row in SIGNATURES.rows.structures if row.circumstance]
+    assert rows
+    for row in rows:
+        assert circumstance_lines(row), row
+        shape = shape_of(row.examples[0], "profile")
+        without_line = SIGNATURES.match_structure(shape, None)
+        assert without_line is None or without_line[0] is not row
+
+
 @pytest.mark.parametrize(("row", "example"), structures())
 def test_no_row_above_takes_the_example_of_a_structure(
     row: StructuralSignature, example: str
@@ -100,7 +122,7 @@ def test_no_row_above_takes_the_example_of_a_structure(
     phases = row.phases or PHASES.get(row.kind, ("starting", "load", "serving"))
     for phase in phases[:3]:
         structure_row = SIGNATURES.match_structure(
-            shape_of(example, phase), next(iter(row.engines), None)
+            shape_of(example, phase), next(iter(row.engines), None), {row.circumstance}
         )
         assert structure_row is not None
         assert structure_row[0] is row, structure_row[0]
@@ -120,6 +142,7 @@ def test_a_log_with_the_example_of_a_structure_names_its_kind(
         if phase != "serving"
         else traceback(frames, exception_text)
     )
+    lines = [*circumstance_lines(row), *lines]
     kind = diagnose(["\n".join(lines).encode()], SIGNATURES, next(iter(row.engines), None))[0].kind
     assert (
         kind == row.kind

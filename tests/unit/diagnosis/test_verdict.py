@@ -1,0 +1,183 @@
+"""The verdict over the evidence of a log: which of several proofs is the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.diagnosis.candidate import (
+    CAUSE,
+    CONSEQUENCE,
+    DEATH,
+    HARDWARE,
+    SYMPTOM,
+    UNKNOWN,
+    FailureCandidate,
+)
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.signature import TextSignature
+from gateway.domain import Failure
+from gateway.profiles.profiles import Profiles
+
+SIGNATURES = Profiles().signatures
+HEAD = "(EngineCore pid=7) ERROR 03-14 10:22:05 [core.py:1330] "
+SERVING = (
+    "(APIServer pid=1) INFO:     Application startup complete.",
+    '(APIServer pid=1) INFO:     192.0.2.7:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+)
+LOST = "kernel: NVRM: Xid (PCI:0000:41:00): 79, pid=7, name=python3, GPU has fallen off the bus."
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+CHANNEL = "ray.exceptions.RayChannelTimeoutError: System error: Timed out waiting for object"
+ACTOR = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+WAKE = "RuntimeError: CUDA Error: out of memory at /src/csrc/cumem_allocator.cpp:163"
+HARMLESS = '(APIServer pid=1) INFO:     192.0.2.7:4242 - "GET /metrics HTTP/1.1" 200 OK'
+
+
+def traceback_lines(error: str, function: str = "run", head: str = HEAD) -> tuple[str, ...]:
+    """The lines of an exception that a function of a worker raised."""
+    frame = f'  File "/x/site-packages/vllm/v1/worker/gpu_worker.py", line 7, in {function}'
+    return tuple(head + line for line in ("Traceback (most recent call last):", frame, error))
+
+
+def read(*lines: str) -> Failure:
+    return diagnose(["\n".join(lines).encode()], SIGNATURES, "vllm")[0]
+
+
+def test_evidence_is_ranked_from_a_broken_device_to_a_death() -> None:
+    def rank(kind: str, **fields: bool | str) -> int:
+        row = TextSignature.model_validate({"kind": kind, "pattern": "frob", **fields})
+        return FailureCandidate(row, {}, "", 1, "load").rank
+
+    ranks = [
+        rank("gpu_lost"),
+        rank("gpu_oom"),
+        rank("kernel_runtime", symptom=True),
+        rank("nccl", consequence=True),
+        FailureCandidate(None, {}, "", 1, "load").rank,
+        rank("killed", consequence=True, proves="nothing"),
+    ]
+    assert ranks == sorted(ranks) == [HARDWARE, CAUSE, SYMPTOM, CONSEQUENCE, UNKNOWN, DEATH]
+    # CUDA's "unknown error" is of kind gpu_lost, and can have any cause.
+    assert rank("gpu_lost", symptom=True) == SYMPTOM
+
+
+@pytest.mark.parametrize(
+    "error", [ILLEGAL, MEMORY, "RuntimeError: NCCL error: unhandled cuda error"]
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_broken_gpu_explains_every_error_beside_it(error: str, *, is_first: bool) -> None:
+    lines = (LOST, *traceback_lines(error)) if is_first else (*traceback_lines(error), LOST)
+    assert read(*lines).kind == "gpu_lost"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[88.1] NVRM: Xid (PCI:0000:41:00): 145, RLW_RXPIPE Fatal XC0 i0 Link 13 (0x0409a0c2 0x8)",
+        "NVRM: Xid (PCI:0000:41:00): 45, pid=7, name=python3, Ch 01 caused by previous Xid 149",
+        "host:88:131 [2] enqueue.cc:1520 NCCL WARN Cuda failure 214 'uncorrectable ECC error"
+        " encountered'",
+        "Unable to determine the device handle for GPU0000:65:00.0: Unknown Error",
+        "amdgpu 0000:dd:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
+        "I1007 11:13:04.117318  1 health.go:172] XidCriticalError: Xid=48 on Device=GPU-0a1b; x",
+    ],
+)
+def test_a_broken_device_is_known_in_the_words_of_each_program(line: str) -> None:
+    died = (
+        HEAD + "EngineCore encountered a fatal error.",
+        *traceback_lines(ILLEGAL, "execute_model"),
+    )
+    assert read(*SERVING, *died, line).kind == "gpu_lost"
+
+
+@pytest.mark.parametrize("number", [13, 31, 43])
+def test_an_xid_of_the_program_is_no_broken_device(number: int) -> None:
+    xid = f"NVRM: Xid (PCI:0000:41:00): {number}, pid=7, name=python3, boom"
+    assert read(*traceback_lines(ILLEGAL), xid).kind == "kernel_runtime"
+
+
+def test_a_link_that_recovers_does_not_end_an_engine_that_serves() -> None:
+    link = "NVRM: Xid (PCI:0000:41:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x8)"
+    assert read(*SERVING, link, *SERVING[1:]).kind == "none"
+    assert read(*traceback_lines(ILLEGAL), link).kind == "gpu_lost"
+
+
+def test_a_cause_near_a_symptom_is_preferred_and_not_that_of_a_later_start() -> None:
+    assert read(*traceback_lines(ILLEGAL), *traceback_lines(MEMORY)).kind == "gpu_oom"
+    between = [HARMLESS] * 300
+    assert (
+        read(*traceback_lines(ILLEGAL), *between, *traceback_lines(MEMORY)).kind == "kernel_runtime"
+    )
+
+
+def test_a_gpu_that_a_failed_rank_still_holds_is_no_cause() -> None:
+    busy = "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    assert read(*traceback_lines(ILLEGAL), *traceback_lines(busy)).kind == "kernel_runtime"
+    assert read(*traceback_lines(busy), *traceback_lines(ILLEGAL)).kind == "gpu_shared"
+
+
+def test_a_flood_of_symptoms_leaves_room_for_the_cause() -> None:
+    floods = [
+        line
+        for rank in range(100)
+        for line in traceback_lines(
+            ILLEGAL, head=f"(Worker_TP{rank} pid={rank}) ERROR 03-14 10:22:05 [w.py:1] "
+        )
+    ]
+    assert read(*floods, LOST).kind == "gpu_lost"
+
+
+def test_a_flood_of_proofs_is_compared_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = 0
+    rank_of = vars(FailureCandidate)["rank"].fget
+
+    def counted_rank(candidate: FailureCandidate) -> int:
+        nonlocal count
+        count += 1
+        return int(rank_of(candidate))
+
+    monkeypatch.setattr(FailureCandidate, "rank", property(counted_rank))
+    names = ("alpha", "beta", "gamma", "delta", "theta", "kappa", "omega", "sigma", "lambda", "rho")
+    words = [f"{a}-{b}-{c}" for a in names for b in names for c in names]
+    lines = [
+        line
+        for word in words
+        for line in traceback_lines(f"{ILLEGAL} {word}", head=f"({word} pid=7) ")
+    ]
+    read(*lines)
+    assert count < 10 * len(words)
+
+
+@pytest.mark.parametrize("consequence", [CHANNEL, ACTOR])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_errors_of_ray_follow_from_the_rank_that_failed(
+    consequence: str, *, is_first: bool
+) -> None:
+    rank = traceback_lines(MEMORY, head="(RayWorkerWrapper pid=9, ip=192.0.2.9) ")
+    core = traceback_lines(consequence)
+    assert read(*((*core, *rank) if is_first else (*rank, *core))).kind == "gpu_oom"
+
+
+def test_errors_of_ray_are_the_failure_where_nothing_else_is() -> None:
+    assert [read(*traceback_lines(error)).kind for error in (CHANNEL, ACTOR)] == ["hang", "killed"]
+
+
+def test_a_failed_wake_up_is_named_while_the_engine_serves_on() -> None:
+    failure = read(*SERVING, *traceback_lines(WAKE, "wake_up"), HARMLESS, *SERVING[1:])
+    assert (failure.kind, failure.phase) == ("gpu_oom", "waking")
+    assert "A call to wake up failed so, and the engine serves on." in failure.message
+    assert "while the engine slept" in failure.steps[0]
+
+
+@pytest.mark.parametrize(("quiet_lines", "kind"), [(3, "gpu_oom"), (600, "kernel_runtime")])
+def test_a_failed_wake_up_is_the_cause_of_the_symptom_that_follows(
+    quiet_lines: int, kind: str
+) -> None:
+    died = (
+        HEAD + "EngineCore encountered a fatal error.",
+        *traceback_lines(ILLEGAL, "execute_model"),
+    )
+    lines = (*SERVING, *traceback_lines(WAKE, "wake_up"), *[HARMLESS] * quiet_lines, *died)
+    assert read(*lines).kind == kind
