@@ -13,6 +13,7 @@ class Workload(NamedTuple):
     runner: the 1st or 2nd model runner of vLLM.
     query: tokens of a request in one decoding step, drafted tokens included.
     has_drafter: whether layers draft from the model's hidden states.
+    context: the longest context in tokens that may be planned; 0 where nothing depends on it.
     """
 
     device: str
@@ -23,3 +24,4 @@ class Workload(NamedTuple):
     runner: int = 1
     query: int = 1
     has_drafter: bool = False
+    context: int = 0

@@ -25,6 +25,10 @@ from gateway.planner.flags import GATEWAY_FLAGS, check_text, check_value, quiet_
 # Flags that no user gives, and plans have.
 _PLAN_FLAGS = (
     "speculative-config",
+    "speculative-algorithm",
+    "speculative-num-steps",
+    "speculative-eagle-topk",
+    "speculative-num-draft-tokens",
     "is-embedding",
     template.FLAG,
     "dp-size",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +41,10 @@ _ANSWER_FLAGS = (
     "gpu-memory-utilization",
     "kv-cache-memory-bytes",
     "speculative-config",
+    "speculative-algorithm",
+    "speculative-num-steps",
+    "speculative-eagle-topk",
+    "speculative-num-draft-tokens",
 )
 
 # Advisories that a sentence names.
@@ -175,8 +178,7 @@ def _flags(
     planned_flags |= dict(variant.backends)
     # Only SGLang needs the flag, which is left out where an engine does not have it.
     planned_flags |= {"is-embedding": True} if not candidate.inputs.spec.generates else {}
-    config = candidate.speculation.config
-    planned_flags |= {"speculative-config": json.dumps(config)} if config else {}
+    planned_flags |= candidate.rules.speculation_flags(candidate.speculation)
     planned_flags |= (
         {"enforce-eager": True}
         if batch.eager.value

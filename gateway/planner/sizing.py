@@ -379,6 +379,8 @@ def _compute_footprint(candidate: Candidate, batch: Batch) -> Footprint:
         # uniform_decode_query_len in vllm/config/vllm.py.
         query=1 + candidate.speculation.draft_tokens,
         has_drafter=bool(candidate.speculation.groups),
+        context=int(candidate.args.get("max-model-len", 0))
+        or context_limit(candidate.inputs.spec, candidate.inputs.wish),
     )
     resident = candidate.weights_bytes() + candidate.adapter_bytes + candidate.kept_bytes
     return Footprint(candidate, resident, candidate.cache, load)

@@ -382,6 +382,9 @@ class EngineRules(EngineKind, Protocol):
     def layout_flags(self, variant: Variant, engine: Engine) -> dict[str, Scalar]:
         """The flags of groups of ranks, by canonical names; {}: there is one group."""
 
+    def speculation_flags(self, speculation: Speculation) -> dict[str, Scalar]:
+        """The flags of drafting; {}: nothing is drafted."""
+
     @property
     def counts_groups(self) -> bool:
         """Whether the engine's sizes (ranks of tensor parallelism, requests and tokens of a step)

@@ -35,7 +35,7 @@ from gateway.engines.common.memory.loaded_memory import position_values, segment
 from gateway.engines.common.planning_input import host_reserve_bytes
 from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.rules.variable_effects import unruled_names
-from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.speculative.speculative_rules import Speculation, SpeculativeRules
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.variant import Variant
 from gateway.engines.sglang.attention import describe_model as subject_of
@@ -66,6 +66,8 @@ _STATES_SHARE = "mamba-full-memory-ratio"
 _STATE_DTYPE = "mamba-ssm-dtype"
 _POOL_LIMIT = "max-total-tokens"
 _STRATEGIES = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
+# The algorithm of layers in the checkpoint that draft (multi-token prediction).
+_ALGORITHM = "NEXTN"
 # The largest batch of decoding that gets a CUDA graph, as versions name it.
 _GRAPH_FLAGS = ("cuda-graph-max-bs-decode", "cuda-graph-max-bs")
 # Flags by which users choose the graphs of decoding themselves.
@@ -193,15 +195,18 @@ class SglangRules(SglangKind):
             (layer_attention.block or 1 for layer_attention in candidate.evidence.attention),
             default=1,
         )
+        drafts = candidate.speculation.draft_tokens
         pool = TokenPool(
             rules,
-            _pool_groups(rules, candidate, attention),
+            _pool_groups(rules, candidate, (*attention, *candidate.speculation.groups)),
             candidate.variant.tp,
             item_bytes,
             page,
             *_states_of(candidate, rules),
             matrices=str(args[_STATE_DTYPE]) if _STATE_DTYPE in args else None,
             most_tokens=int(args[_POOL_LIMIT]) if _POOL_LIMIT in args else None,
+            verified_tokens=drafts + 1 if drafts else 0,
+            most_requests=int(args.get("max-num-seqs", self.default_seqs(candidate)[0])),
         )
         if not pool.bytes_per_token and any(
             group.kind not in ("encoder", "vision") for group in pool.attention
@@ -213,6 +218,9 @@ class SglangRules(SglangKind):
     # --- batch ---
 
     def default_seqs(self, candidate: Candidate) -> Default:
+        rules = self.speculative
+        if candidate.speculation.config and rules is not None and rules.default_requests:
+            return rules.default_requests, f"{ENGINE_DEFAULT} with drafts", rules.mtp.source
         return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
@@ -265,6 +273,18 @@ class SglangRules(SglangKind):
             return flags | {"data-parallel-size": variant.dp}
         name = engine.flags["dp-size"].same_as or "dp-size"
         return flags | {name: variant.dp, "enable-dp-attention": True}
+
+    def speculation_flags(self, speculation: Speculation) -> dict[str, Scalar]:
+        """A chain of drafted tokens, of which the last step verifies one more:
+        _handle_eagle_family in srt/arg_groups/speculative_hook.py (0.5.23)."""
+        if not speculation.config:
+            return {}
+        return {
+            "speculative-algorithm": _ALGORITHM,
+            "speculative-num-steps": speculation.draft_tokens,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": speculation.draft_tokens + 1,
+        }
 
     @property
     def counts_groups(self) -> bool:

@@ -29,6 +29,8 @@ class TokenPool(FrozenRecord, frozen=True):
     most_states: int | None = None  # a number by flags; None: those that a share of the bytes holds
     matrices: str | None = None  # --mamba-ssm-dtype
     most_tokens: int | None = None  # --max-total-tokens
+    verified_tokens: int = 0  # of a step that verifies a draft; 0: nothing is drafted
+    most_requests: int = 1  # --max-running-requests, which drafts reserve states for
 
     def tokens(self, kv_bytes: int) -> int | None:
         """None: these layers are not known to these rules."""
@@ -45,10 +47,18 @@ class TokenPool(FrozenRecord, frozen=True):
             tp=self.tp,
             element_bytes=self.element_bytes,
             page=self.page,
-            states_bytes=(
-                None if self.most_states is None else self.most_states * self.state_bytes
-            ),
+            states_bytes=self._states_bytes(kv_bytes),
         )
+
+    def _states_bytes(self, kv_bytes: int) -> int | None:
+        """Bytes of states; None: the share of them. Requests that verify drafts keep the states of
+        each token meanwhile (_handle_max_mamba_cache in srt/mem_cache/kv_cache_configurator.py)."""
+        if not self.verified_tokens or not self.state_bytes:
+            return None if self.most_states is None else self.most_states * self.state_bytes
+        count = self.states(kv_bytes)
+        requests = min(self.most_requests, count // max(1, self.slots))
+        # Each of both pools has a place for padding.
+        return self.state_bytes * (count + 1 + (requests + 1) * self.verified_tokens)
 
     @property
     def bytes_per_token(self) -> int:
@@ -75,7 +85,12 @@ class TokenPool(FrozenRecord, frozen=True):
             return self.most_states
         ratio = self.rules.mamba_ratio
         state_bytes = max(1, self.state_bytes)
-        return max(0, int(kv_bytes * ratio / (1 + ratio)) // state_bytes - 1)
+        share_bytes = int(kv_bytes * ratio / (1 + ratio))
+        if self.verified_tokens:
+            padding_bytes = state_bytes * (1 + self.verified_tokens)
+            slot_bytes = state_bytes * (1 + self.verified_tokens / max(1, self.slots))
+            return max(0, int((share_bytes - padding_bytes) // slot_bytes))
+        return max(0, share_bytes // state_bytes - 1)
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         return length * self.bytes_per_token

@@ -23,6 +23,25 @@ _BLOCKS = (16, 32, 64, 128, 256)
 Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
 
 
+class Workspace(Value):
+    """Buffers that a backend keeps on every rank, where `match` holds for the layer."""
+
+    match: Check = Check()
+    shared_bytes: int = Field(0, description="bytes of the buffer that prefill needs")
+    query_bytes: int = Field(
+        0, description="bytes for each value of a full batch's queries, where these are more"
+    )
+    decode_bytes: int = Field(0, description="bytes of a buffer that only decoding needs")
+    graph_bytes: int = Field(
+        0, description="bytes for each batch size of decoding with a CUDA graph"
+    )
+    has_draft_graphs: bool = Field(
+        False,
+        description="steps that verify drafted tokens have whole CUDA graphs",
+        alias="draft_graphs",
+    )
+
+
 class VllmBackend(Value):
     """The requirements of one attention backend.
 
@@ -42,6 +61,7 @@ class VllmBackend(Value):
     # An empty check holds everywhere.
     traits: dict[Trait, Check] = Field(default_factory=dict, alias="takes")
     combination: tuple[Check, ...] = ()
+    workspaces: tuple[Workspace, ...] = ()  # the first that matches holds
     # These refusals come after selection: in the constructor, or as kernels are compiled.
     starts: Check = Check()
     starts_source: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -37,11 +38,13 @@ from gateway.engines.common.rules.variable_effects import (
     rule_variables,
     unruled_names,
 )
-from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.speculative.speculative_rules import Speculation, SpeculativeRules
 from gateway.engines.common.variant import Variant
 from gateway.engines.vllm import memory as vllm_memory
 from gateway.engines.vllm.attention import layer_attention
+from gateway.engines.vllm.attention_buffers import AttentionBuffers, attention_buffers
 from gateway.engines.vllm.attention_rules import AttentionRules
+from gateway.engines.vllm.compressed_cache import compressed_layout
 from gateway.engines.vllm.encoder_profile import (
     PROFILED_ENCODERS,
     EncoderRun,
@@ -49,7 +52,13 @@ from gateway.engines.vllm.encoder_profile import (
     leaves_towers,
 )
 from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
-from gateway.engines.vllm.kv_cache import CacheLayout, plan_cache_layout, stored_dtype
+from gateway.engines.vllm.kv_cache import (
+    CacheLayout,
+    batches_in_flight,
+    blocks_set_aside,
+    plan_cache_layout,
+    stored_dtype,
+)
 from gateway.engines.vllm.kv_dtype import AUTO, adopted_dtype, dtype_refusal, prefers_flag
 from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
@@ -241,11 +250,23 @@ class VllmRules(VllmKind):
             or candidate.engine.block_size
         )
         attention = (*candidate.stage.attention, *candidate.speculation.groups)
+        rank = candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent))
+        traits = frozenset(candidate.engine.traits)
+        compressed = compressed_layout(
+            candidate.inputs.spec.config,
+            candidate.stage.attention,
+            rank.kv_dtype,
+            batches_in_flight(rank, traits, is_overlapped=self._overlaps_batches(candidate)),
+            drafts=bool(candidate.speculation.groups),
+            reserved_blocks=blocks_set_aside(traits),
+        )
+        if compressed is not None:
+            return compressed
         block_tables = plan_cache_layout(
             _replace_state_dtypes(attention, candidate.args),
-            candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
+            rank,
             block,
-            frozenset(candidate.engine.traits),
+            traits,
             caches_prefixes=None if prefixes is None else bool(prefixes),
             drafts=candidate.speculation.draft_tokens,
             is_overlapped=self._overlaps_batches(candidate),
@@ -305,6 +326,10 @@ class VllmRules(VllmKind):
 
     def layout_flags(self, variant: Variant, engine: Engine) -> dict[str, Scalar]:
         return {"data-parallel-size": variant.dp} if variant.dp > 1 else {}
+
+    def speculation_flags(self, speculation: Speculation) -> dict[str, Scalar]:
+        config = speculation.config
+        return {"speculative-config": json.dumps(config)} if config else {}
 
     @property
     def counts_groups(self) -> bool:
@@ -472,6 +497,7 @@ class VllmRules(VllmKind):
             budget_bytes=budget_bytes,
             unshared_bytes=_unshared_bytes(footprint) if candidate.engine.device == "cuda" else 0,
             graphs_in_budget=_counts_graphs(footprint),
+            attention_bytes=_attention_buffers(footprint).counted_bytes,
             encoder=_encoder_run(footprint),
         )
 
@@ -585,9 +611,24 @@ def _unshared_bytes(footprint: Footprint) -> int:
         graphs_in_budget=_counts_graphs(footprint),
         copies_through_host=candidate.copies_through_host,
     )
+    outside_bytes += _attention_buffers(footprint).outside_bytes
     # Each of these facts is the lack that was left with those before it.
     return outside_bytes + sum(
         fact.value or 0 for fact in candidate.inputs.facts.holding("beside_memory", candidate.scope)
+    )
+
+
+@lru_cache(maxsize=16)  # asked for each budget that is tried
+def _attention_buffers(footprint: Footprint) -> AttentionBuffers:
+    """Buffers of the attention backends of this candidate."""
+    candidate = footprint.candidate
+    rules = candidate.rules
+    return attention_buffers(
+        rules.attention if isinstance(rules, VllmRules) else None,
+        candidate.built_model.attention,
+        candidate.evidence.attention,
+        footprint.load,
+        graphs_in_budget=_counts_graphs(footprint),
     )
 
 

@@ -158,7 +158,19 @@ def stored_dtype(kv_dtype: str, backend: str) -> str:
     vllm/model_executor/layers/attention/mla_attention.py."""
     if backend == "FLASHINFER_MLA_SPARSE_SM120":
         return "fp8_ds_mla" if kv_dtype in ("auto", "fp8", "fp8_e4m3") else kv_dtype
-    return "fp8_ds_mla" if backend == "FLASHMLA_SPARSE" and kv_dtype.startswith("fp8") else kv_dtype
+    is_packed = backend in ("FLASHMLA_SPARSE", "FLASHMLA_SPARSE_DSV4")
+    return "fp8_ds_mla" if is_packed and kv_dtype.startswith("fp8") else kv_dtype
+
+
+def batches_in_flight(rank: Rank, traits: Collection[str], *, is_overlapped: bool) -> int:
+    """Batches whose tokens a window keeps too. max_concurrent_batches in vllm/config/vllm.py
+    (0.33.0:588)."""
+    return rank.pp + is_overlapped if "windows_of_more_batches" in traits else 1
+
+
+def blocks_set_aside(traits: Collection[str]) -> int:
+    """Blocks that the check whether a request fits leaves out."""
+    return 1 if "null_block" in traits else 0
 
 
 def plan_cache_layout(
@@ -201,9 +213,8 @@ def plan_cache_layout(
         )
     if drafts:
         layer_tables = _add_draft_states(layer_tables, drafts)
-    # max_concurrent_batches in vllm/config/vllm.py (0.33.0:588).
-    batches = rank.pp + is_overlapped if "windows_of_more_batches" in traits else 1
-    blocks_aside = 1 if "null_block" in traits else 0
+    batches = batches_in_flight(rank, traits, is_overlapped=is_overlapped)
+    blocks_aside = blocks_set_aside(traits)
     merged_tables = _merge_layers(layer_tables)
     if len({(table.kind, table.window, table.block) for table in merged_tables}) <= 1:
         # UniformTypeKVCacheSpecs: one group, each layer with a page of its own size.

@@ -20,6 +20,7 @@ from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower, r
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
 from gateway.engines.common.memory.loaded_memory import position_values
 from gateway.engines.vllm.encoder_profile import EncoderRun
+from gateway.engines.vllm.sparse_memory import sparse_buffers, table_factor
 from gateway.models.families.layer_kinds import layers_without_mixing
 from gateway.models.workload import Workload
 
@@ -146,10 +147,13 @@ def activation_bytes(
     is_encoder_known = encoder is not None and encoder.is_known
     # A model with images is given embeddings, so that its compiled part has none.
     compiling_bytes = _compiling_bytes(spec, load) if load.graphs and not has_vision else 0
+    sparse_memory = sparse_buffers(spec, load)
     peak_bytes = max(
-        _forward_bytes(spec, built_model, load), _sampling_bytes(spec, load), compiling_bytes
+        _forward_bytes(spec, built_model, load) + sparse_memory.peak_bytes,
+        _sampling_bytes(spec, load),
+        compiling_bytes,
     )
-    language_bytes = peak_bytes + _expert_bytes(spec, load)
+    language_bytes = peak_bytes + max(_expert_bytes(spec, load), sparse_memory.workspace_bytes)
     if has_vision:
         # Embeddings of images and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5). Profiled
         # images are kept by size.
@@ -268,7 +272,16 @@ def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
 @lru_cache(maxsize=256)
 def graph_sizes(seqs: int, query: int = 1) -> int:
     """The number of batch sizes with a graph for this many concurrent requests."""
-    limit = min(2 * seqs * query, _MAX_GRAPH_TOKENS)
+    return _count_sizes(min(2 * seqs * query, _MAX_GRAPH_TOKENS))
+
+
+def whole_graph_sizes(load: Workload) -> int:
+    """The number of batch sizes with a graph that includes attention: those of decoding alone."""
+    return _count_sizes(min(load.seqs * load.query, _MAX_GRAPH_TOKENS))
+
+
+def _count_sizes(limit: int) -> int:
+    """The number of batch sizes up to `limit` tokens."""
     small_count = sum(size <= limit for size in (1, 2, 4))
     return small_count + len(range(8, min(limit + 1, 256), 8)) + len(range(256, limit + 1, 16))
 
@@ -309,6 +322,7 @@ def rank_memory(
     budget_bytes: int,
     unshared_bytes: int = 0,
     graphs_in_budget: bool = True,
+    attention_bytes: int = 0,
     encoder: EncoderRun | None = None,
 ) -> Memory:
     """The Memory of one rank under a budget. `kv_bytes` is the expected rest, 0 if nothing is left.
@@ -317,13 +331,14 @@ def rank_memory(
         outside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
         (vllm/v1/worker/gpu/model_runner.py).
     unshared_bytes: result of the function with this name.
+    attention_bytes: buffers of attention that the engine's estimate of its graphs includes.
     encoder: memory of the profile run's encoder. One of an unknown family only widens the band.
     """
     activation = activation_bytes(spec, built_model, load, encoder)
     overhead, outside_bytes = _fixed_bytes(spec, load)
-    table_bytes = ITEM_BYTES[load.rank.dtype] * position_values(spec, built_model, _MROPE_STRETCH)
+    table_bytes = _table_bytes(spec, built_model, load)
     overhead += table_bytes
-    graph = (
+    graph = attention_bytes + (
         _graphs(spec, built_model, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
     )
     used_bytes = weights_bytes + activation + overhead + (graph if graphs_in_budget else 0)
@@ -335,14 +350,10 @@ def rank_memory(
         else round(weights_bytes * _UNKNOWN_FAMILY)
     )
     # Once kernels are compiled, a start has no peak of compiling.
-    compiled = (
-        activation_bytes(spec, built_model, load._replace(graphs=False), encoder)
-        if load.graphs
-        else activation
-    )
+    compiled = activation_bytes(spec, built_model, load._replace(graphs=False), encoder)
     low_bytes = weights_bytes - unsure_bytes + min(activation // 2, compiled) + overhead // 2
     high_bytes = weights_bytes + weights_bytes // 50 + unsure_bytes + overhead + outside_bytes
-    high_bytes += _count_peak(spec, built_model, load, activation, encoder)
+    high_bytes += _count_peak(spec, built_model, load, activation, encoder) + attention_bytes
     return Memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,
@@ -358,6 +369,12 @@ def rank_memory(
         low=low_bytes,
         high=high_bytes,
     )
+
+
+def _table_bytes(spec: ModelSpec, built_model: BuiltModel, load: Workload) -> int:
+    """Bytes of the tables of positions."""
+    values = position_values(spec, built_model, _MROPE_STRETCH)
+    return ITEM_BYTES[load.rank.dtype] * values * table_factor(spec)
 
 
 def _fixed_bytes(spec: ModelSpec, load: Workload) -> tuple[int, int]:

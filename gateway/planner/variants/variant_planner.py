@@ -254,7 +254,7 @@ class VariantPlanner:
     def _propose(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of the candidate, without its drafter if there is no memory for both."""
         try:
-            with_drafter = choose_batch(candidate) if candidate.speculation.slots else batch
+            with_drafter = choose_batch(candidate) if candidate.speculation.config else batch
             return propose(
                 candidate,
                 sizes(candidate, with_drafter),

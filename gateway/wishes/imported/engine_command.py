@@ -43,6 +43,16 @@ _SHELLS = ("sh", "bash", "dash", "zsh")
 _SHELL_SIGNS = "();<>|&"
 # A longer text is not a number of a flag; also the bound of `int`.
 _NUMBER = re.compile(r"[0-9]{1,18}")
+# Flags of SGLang's drafting, and its algorithms for layers of the checkpoint and for n-grams.
+_DRAFT_FLAGS = frozenset(
+    {
+        "speculative-algorithm",
+        "speculative-num-steps",
+        "speculative-eagle-topk",
+        "speculative-num-draft-tokens",
+    }
+)
+_DRAFT_METHODS = {"NEXTN": "mtp", "EAGLE": "mtp", "NGRAM": "ngram"}
 # Letters of vLLM's human_readable_int (vllm/engine/arg_utils.py of 0.33.0).
 _LETTERS = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -237,6 +247,8 @@ class FlagReader:
                 f"--{name}={value}: the plan sizes the memory. `args: {{{name}: {value}}}`"
                 " keeps the number."
             )
+        elif name in _DRAFT_FLAGS:
+            self._add_draft_flag(name, value)
         elif not self._add_special(planned_name, value, values):
             self._add_flag(name, value)
 
@@ -314,6 +326,17 @@ class FlagReader:
         for value in values:
             if "=" not in value or value[0] == "{":
                 self._notices.append(f"LoRA {value!r}: write it as `loras: {{NAME: SOURCE}}`.")
+
+    def _add_draft_flag(self, name: str, value: str) -> None:
+        """A flag of SGLang's drafting. A chain of drafts has one token more to verify than steps,
+        and one branch."""
+        method = _DRAFT_METHODS.get(value.upper())
+        if name == "speculative-num-steps":
+            self._add_number("num_speculative_tokens", value)
+        elif name == "speculative-algorithm" and method is not None:
+            self._fields["speculative"] = method
+        elif name == "speculative-algorithm" or (name == "speculative-eagle-topk" and value != "1"):
+            self._notices.append(f"--{name}={value[:80]} has no equal here. The engine chooses.")
 
     def _add_speculation(self, value: str) -> None:
         """The drafter or method of vLLM's --speculative-config."""

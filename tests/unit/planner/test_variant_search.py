@@ -81,8 +81,8 @@ LLAMA_70B: dict[str, Any] = {
 
 
 def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
-    """A 32B with 40 heads, which three GPUs cannot cut: requests at once, half of the cache's
-    precision and graphs, as of two ranks."""
+    """A 32B with 40 heads, which three GPUs cannot cut: requests at once, and graphs. A cache of 8
+    bits would save less than the workspace of FlashInfer costs, which alone reads it on 8.6."""
     sizes: dict[str, Any] = {
         "hidden_size": 5120,
         "intermediate_size": 27648,
@@ -108,10 +108,10 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
     )
     assert (best.max_num_seqs.value, best.kv_cache_dtype.value, best.enforce_eager.value) == (
         16,
-        "fp8",
+        "auto",
         True,
     )
-    assert best.max_model_len.value > 16_000
+    assert best.max_model_len.value > 10_000
 
 
 def test_a_tight_model_gives_up_features_for_a_useful_context() -> None:
@@ -135,13 +135,14 @@ def test_a_tight_model_gives_up_features_for_a_useful_context() -> None:
     contexts = [
         plan.max_model_len.value for plan in sorted(decision.plans, key=lambda plan: plan.cost)
     ]
-    assert 8192 < contexts[0] < 16_384 < contexts[1] < contexts[2]
+    # A cache of 8 bits needs FlashInfer on 8.6, and a workspace with it.
+    assert 8192 < contexts[0] < contexts[2] < 16_384 < contexts[1] < contexts[3]
     graphs = [
         plan.memory.graph_bytes for plan in sorted(decision.plans, key=lambda plan: plan.cost)
     ]
     assert 0 == graphs[1] < graphs[0]
     best = decision.plans[0]
-    assert best.max_model_len.value >= 32_768
+    assert best.max_model_len.value > 30_000
     assert "no CUDA graphs, which costs speed" in best.enforce_eager.reason
     assert "which costs some accuracy" in best.kv_cache_dtype.reason
     assert "fewer concurrent requests" in best.max_num_seqs.reason

@@ -3,7 +3,7 @@ attention and their bytes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup
@@ -84,6 +84,15 @@ def drafting_bytes(
     # This product joins the token and the hidden state.
     projection_bytes = 2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]
     return layers * (layer_bytes + projection_bytes)
+
+
+def vocabulary_bytes(spec: ModelSpec, rank: Rank) -> int:
+    """Bytes on one rank of an embedding, and of a head unless both are one tensor."""
+    text = spec.config.get("text_config")
+    fields = text if isinstance(text, Mapping) else spec.config
+    is_tied = bool(fields.get("tie_word_embeddings", spec.config.get("tie_word_embeddings")))
+    rows = -(-spec.vocab // rank.tp)
+    return (1 if is_tied else 2) * rows * spec.hidden * ITEM_BYTES[rank.dtype]
 
 
 def _shared_head(tensor: TensorGroup) -> TensorGroup:

@@ -23,10 +23,15 @@ from gateway.domain import (
     StrChoice,
     Wish,
 )
-from gateway.domain.choice import NO_SPECULATION
+from gateway.domain.choice import ENGINE_DEFAULT, NO_SPECULATION
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.weights import other_bytes, weights_bytes
-from gateway.engines.common.speculative.mtp import drafting_bytes, drafting_groups, drafting_layers
+from gateway.engines.common.speculative.mtp import (
+    drafting_bytes,
+    drafting_groups,
+    drafting_layers,
+    vocabulary_bytes,
+)
 from gateway.engines.common.speculative.speculative_rules import Speculation, SpeculativeRules
 from gateway.models.drafter import Drafter
 from gateway.models.families.config import Fields
@@ -130,9 +135,7 @@ def _layer_speculation(
     )
     layers = own_layers or 1
     source = drafting.source if drafting is not None else rules.mtp.source
-    tokens = _draft_tokens_choice(
-        wish, layers, f"one for each of the {layers} layers that draft", source
-    )
+    tokens = _own_tokens_choice(wish, layers, rules, source)
     if not refusals and tokens.value > layers and tokens.value % layers:
         refusals = [
             _kernel_refusal(
@@ -148,6 +151,8 @@ def _layer_speculation(
     if refusals:
         return _refuse_speculation("mtp", engine, refusals)
     weights_bytes = drafting_bytes(spec, layers, target.rank, target.build)
+    if rules.copies_vocabulary and weights_bytes is not None:
+        weights_bytes += vocabulary_bytes(spec, target.rank)
     choice_reason = (
         "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
     )
@@ -166,6 +171,17 @@ def _layer_speculation(
             *_own_layer_warnings(spec, tokens.value, layers, weights_bytes),
             *_backend_warnings(rows),
         ),
+    )
+
+
+def _own_tokens_choice(
+    wish: Wish, layers: int, rules: SpeculativeRules, source: str
+) -> Choice[int]:
+    """Tokens of a draft by layers of the checkpoint."""
+    if rules.default_tokens is not None:
+        return _draft_tokens_choice(wish, rules.default_tokens, ENGINE_DEFAULT, rules.mtp.source)
+    return _draft_tokens_choice(
+        wish, layers, f"one for each of the {layers} layers that draft", source
     )
 
 

@@ -56,13 +56,24 @@ class SpeculativeRules(Value):
     architectures: tuple[str, ...] = Field(description="classes that load drafters")
     hidden_states: HiddenStateTargets
     mtp: Mtp
+    copies_vocabulary: bool = Field(
+        False,
+        description="layers that draft have an embedding and a head of their own, in 16 bits, while"
+        " the engine sizes its cache",
+    )
+    default_tokens: int | None = Field(
+        None, description="tokens of a draft by the engine's own choice; None: one for each layer"
+    )
+    default_requests: int | None = Field(
+        None, description="concurrent requests of an engine that drafts; None: as without"
+    )
 
 
 class Speculation(Value):
     """The drafting of a plan.
 
-    `config` is the value of --speculative-config; its `model` is where the drafter was read, not
-    where an engine finds it.
+    `config` is the value of vLLM's --speculative-config; its `model` is where the drafter was read,
+    not where an engine finds it.
     """
 
     method: Choice[str]

@@ -197,6 +197,26 @@ def test_flags_of_vllm_become_fields(flags: str, fields: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
+    ("flags", "fields"),
+    [
+        (
+            "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1"
+            " --speculative-num-draft-tokens 4",
+            {"speculative": "mtp", "num_speculative_tokens": 3},
+        ),
+        ("--speculative-algorithm eagle", {"speculative": "mtp"}),
+        ("--speculative-algorithm EAGLE3", {}),
+        ("--speculative-eagle-topk 8", {}),
+    ],
+)
+def test_drafting_of_sglang_becomes_fields(flags: str, fields: dict[str, Any]) -> None:
+    command = f"python -m sglang.launch_server --model-path org/name {flags}"
+    result = read_models(yaml.safe_dump({"models": {"m": {"cmd": command}}}))
+    assert result.models["m"] == {"engines": ["sglang"], "source": "org/name", **fields}
+    assert bool(result.notices) == (not fields)
+
+
+@pytest.mark.parametrize(
     ("command", "kind", "flags"),
     [
         ("/usr/bin/vllm serve org/m --x", "vllm", ("org/m", "--x")),
