@@ -194,7 +194,7 @@ class Settings(BaseModel):
         "",
         description=(
             "issuer of OpenID Connect for the page and for bearer tokens of the admin API; needs"
-            " `fitserve[oidc]`"
+            " the extra packages `oidc`"
         ),
     )
     oidc_client_id: str = Field("", description="id of this gateway at the issuer")

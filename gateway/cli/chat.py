@@ -34,6 +34,14 @@ _PARAMETERS: dict[str, tuple[str, type]] = {
     "frequency_penalty": ("frequency_penalty", float),
     "stop": ("stop", str),
 }
+# Other commands of Ollama's conversation, and their equals.
+_FOREIGN_COMMANDS = {
+    "/show": "`fitserve show NAME` explains a model.",
+    "/load": "`fitserve run NAME` talks with another model.",
+    "/save": "`fitserve set NAME --alias OTHER` gives a model a second name.",
+    "/pull": "`fitserve pull MODEL` downloads the weights of a model.",
+    "/list": "`fitserve list` lists the models.",
+}
 _PROMPT = ">>> "
 
 
@@ -105,7 +113,9 @@ class Chat:
                 case text if text.split()[0] == "/set":
                     print_paragraph(self._set(text.split(maxsplit=2)[1:]))
                 case text if _COMMAND.fullmatch(text.split()[0]):
-                    print_paragraph(f"There is no command {text.split()[0]}. {_HELP}")
+                    command = text.split()[0]
+                    advice = _FOREIGN_COMMANDS.get(command, _HELP)
+                    print_paragraph(f"There is no command {command}. {advice}")
                 case _:
                     try:
                         self.answer(line)

@@ -204,7 +204,7 @@ def find_uv() -> str:
     if program is None:
         raise InstallFailedError(
             "The program uv, which builds the environments of engines, was not found.",
-            hint="Install it: pip install 'fitserve[process]'.",
+            hint="Run `pip install '.[process]'` in a clone of the repository.",
         )
     return program
 

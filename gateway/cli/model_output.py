@@ -79,7 +79,11 @@ def start_text(start: Any) -> str:
         texts.append(f"{passed_words}{low if low == high else f'{low} to {high}'} in all")
         texts += _GRADES.get(expected_start["grade"], ())
     if start["conditions"]["is_cache_empty"]:
-        texts.append("nothing is compiled yet")
+        texts.append(
+            "a first start, so its time is unknown"
+            if expected_start is None
+            else "slower than later ones, as nothing is compiled yet"
+        )
     return ", ".join(texts)
 
 
@@ -92,12 +96,9 @@ _GRADES = {
 def expected_start_text(start: Any) -> str:
     """The expected duration of a start that has not begun. start: of a decision."""
     expectation = {"phase": None, "expected": start["time"], "conditions": start["conditions"]}
-    text = start_text(expectation)
     if start["time"] is None:
-        text = ", ".join(
-            filter(None, (text, "no start like it was measured here, so its time is unknown"))
-        )
-    return sentence(text)
+        return "No start like it was measured here, so its time is unknown."
+    return sentence(start_text(expectation))
 
 
 _ABILITIES = {

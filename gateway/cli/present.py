@@ -156,12 +156,14 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
             f"TP={cell.tensor_parallel}"
             + (f" PP={cell.pipeline_parallel}" if cell.pipeline_parallel > 1 else ""),
             "" if cell.max_model_len is None else f"{cell.max_model_len:,}",
+            "" if cell.tokens_s is None else f"{cell.tokens_s:,g}",
             _shorten_repeat(cell.why, reasons),
         )
         for cell in cells
     ]
-    head = ("MODEL", "HARDWARE", "ENGINE", "STATE", "LAYOUT", "CONTEXT", "WHY")
-    print_table(*drop_column(head, rows, "LAYOUT", ("TP=1",)))
+    head = ("MODEL", "HARDWARE", "ENGINE", "STATE", "LAYOUT", "CONTEXT", "TOK/S", "WHY")
+    table = drop_column(head, rows, "LAYOUT", ("TP=1",))
+    print_table(*drop_column(*table, "WHY", ("",)))
 
 
 def show_hardware_names(machines: Iterable[str], cards: Iterable[Card]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -152,11 +152,59 @@ def first_problem(error: ValidationError, fields: Iterable[str] = ()) -> str:
         # YAML reads 8.9 as a number, and capabilities of GPUs are texts.
         message = f'the key {first["input"]} is a number. Write it in quotes: "{first["input"]}"'
     elif first["type"] == "extra_forbidden":
-        message = f"there is no such field{near_name_hint(field, fields)}"
+        message = unknown_field_words(field, fields)
     elif first["type"] == "literal_error":
         words = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
         message += near_name_hint(str(first["input"])[:80], words)
     return hide_typed_password(f"{field}: {message}" if field else message)
+
+
+# Fields of a wish by the names that engines and other programs give them.
+FIELD_BY_FOREIGN_NAME = {
+    "max_model_len": "context",
+    "context_length": "context",
+    "context_size": "context",
+    "ctx_size": "context",
+    "num_ctx": "context",
+    "n_ctx": "context",
+    "tensor_parallel_size": "tensor_parallel",
+    "tp": "tensor_parallel",
+    "tp_size": "tensor_parallel",
+    "data_parallel_size": "data_parallel",
+    "dp_size": "data_parallel",
+    "max_num_seqs": "concurrency",
+    "max_running_requests": "concurrency",
+    "num_parallel": "concurrency",
+    "num_replicas": "replicas",
+    "lora_modules": "loras",
+    "lora_paths": "loras",
+    "backend": "engines",
+    "backend_version": "engines",
+    "engine": "engines",
+    "model": "source",
+    "model_path": "source",
+    "model_name": "source",
+    "repo_id": "source",
+    "huggingface_repo_id": "source",
+    "local_path": "source",
+    "alias": "aliases",
+    "backend_parameters": "args",
+    "extra_args": "args",
+}
+
+
+def equal_field(name: str, fields: Collection[str]) -> str:
+    """The field of these with the meaning of another program's name; "": none."""
+    field = FIELD_BY_FOREIGN_NAME.get(name.replace("-", "_"), "")
+    return field if field in fields else ""
+
+
+def unknown_field_words(field: str, fields: Iterable[str]) -> str:
+    """The refusal of a field, with the one of these that has its meaning or a near name."""
+    field_names = list(fields)
+    equal = equal_field(field, field_names)
+    suggestion = f" (did you mean {equal}?)" if equal else near_name_hint(field, field_names)
+    return f"there is no such field{suggestion}"
 
 
 _INPUT = "Input should be "

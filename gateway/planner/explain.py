@@ -27,7 +27,7 @@ from gateway.domain.start import StartOrigin
 from gateway.domain.units import GIB, gib, plural
 from gateway.domain.wish import Goal
 from gateway.planner.comparison import gpus_of, layout_of
-from gateway.planner.layer_tables import refusal_lines
+from gateway.planner.layer_tables import rejection_lines
 from gateway.planner.proposal.default_choices import is_default
 
 
@@ -295,21 +295,7 @@ def _candidates(engines: dict[EngineRef, list[str]], *, has_one_rank: bool) -> s
 
 def _reasons(rejection: RejectedPlan) -> tuple[str, ...]:
     """The reasons; a line for each kernel or backend if all of them refuse."""
-    refusals = [
-        layer_kernel.refusals
-        for layer_kernel in rejection.kernels
-        if layer_kernel.status == "none" and layer_kernel.layer == rejection.layer
-    ]
-    refusals += [
-        layer_attention.refusals
-        for layer_attention in rejection.attention
-        if layer_attention.status == "none"
-    ]
-    reasons = (
-        refusal_lines(refusals[0])
-        if refusals and rejection.verdict in ("no_kernel", "no_backend")
-        else []
-    )
+    reasons = rejection_lines(rejection)
     if not reasons:
         # A profile's rules are the engine version's own, which is named anyway.
         source = "" if rejection.source.startswith("profile ") else f" ({rejection.source})"

@@ -299,7 +299,7 @@ def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[
             reason, substitute = closing_reason(name)
             raise BadFlag(
                 f"The flag --{name} of {engine.ref} cannot be given: {reason}.",
-                hint=substitute,
+                hint=substitute or "Leave it out.",
                 param="args",
             )
         if name in used_names:

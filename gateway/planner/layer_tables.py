@@ -9,6 +9,7 @@ from gateway.domain import (
     LayerAttention,
     LayerKernel,
     Refusal,
+    RejectedPlan,
 )
 
 
@@ -125,6 +126,22 @@ def _backend_name(layer_attention: LayerAttention) -> str:
         if layer_attention.backend
         else _STATUS[layer_attention.status]
     )
+
+
+def rejection_lines(rejection: RejectedPlan) -> list[str]:
+    """A line for each kernel or backend of a layer that all of them refuse; else no line."""
+    refusals = [
+        layer_kernel.refusals
+        for layer_kernel in rejection.kernels
+        if layer_kernel.status == "none" and layer_kernel.layer == rejection.layer
+    ]
+    refusals += [
+        layer_attention.refusals
+        for layer_attention in rejection.attention
+        if layer_attention.status == "none"
+    ]
+    has_list = bool(refusals) and rejection.verdict in ("no_kernel", "no_backend")
+    return refusal_lines(refusals[0]) if has_list else []
 
 
 def refusal_lines(refusals: tuple[Refusal, ...]) -> list[str]:

@@ -16,7 +16,7 @@ class Cell(Value):
     """The decision for one model, machine and engine version.
 
     `state`: ok, degraded (it runs, but slower or not as sure as it should), or failing with the
-    verdict of the gate.
+    verdict of the gate. `tokens_s` is the expected speed of a single request; None: unknown.
     """
 
     model: str
@@ -27,6 +27,7 @@ class Cell(Value):
     tensor_parallel: int
     pipeline_parallel: int = 1
     max_model_len: int | None = None
+    tokens_s: float | None = None
     why: str = ""
 
 
@@ -51,6 +52,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
                     state=plan.verdict,
                     verdict=plan.verdict,
                     max_model_len=plan.max_model_len.value,
+                    tokens_s=plan.speed.stream.value if plan.speed is not None else None,
                     why=reason,
                 )
             )

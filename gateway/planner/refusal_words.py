@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from gateway.domain import Decision, FitAdvice, Hardware, ModelForm, Promise, RejectedPlan
 from gateway.domain.plan import RAM
 from gateway.domain.units import gib, plural, sentence
+from gateway.planner.layer_tables import rejection_lines
 
 # Verdicts on layouts or versions, which say little where another layout or version got further.
 _EARLY_VERDICTS = (
@@ -46,8 +47,11 @@ def cause(decision: Decision) -> str:
     nearest = min(decision.rejected, key=_distance)
     fit = decision.would_fit
     if nearest.verdict == "no_memory" and fit is not None and _exceeds_memory(fit):
-        return _memory_sentence(fit)
-    return sentence(nearest.reasons[0])
+        return _memory_sentence(fit, decision.hardware)
+    reason = nearest.reasons[0]
+    # The rejected plans list the refusal of each kernel; a list in one line hides the cause.
+    is_list = len(rejection_lines(nearest)) > 1
+    return sentence(reason.partition(": ")[0] if is_list else reason)
 
 
 def _distance(refusal: RejectedPlan) -> int:
@@ -61,12 +65,12 @@ def _exceeds_memory(fit: FitAdvice) -> bool:
     return bool(fit.weights_bytes) and fit.room_bytes < fit.weights_bytes
 
 
-def _memory_sentence(fit: FitAdvice) -> str:
+def _memory_sentence(fit: FitAdvice, hardware: str) -> str:
     empty = fit.room_empty_bytes
     empty_words = f", and {gib(empty)} without the other models" if empty is not None else ""
     return (
         f"The weights take {gib(fit.weights_bytes)}; at most {gib(fit.room_bytes)} fit"
-        f" here now{empty_words}."
+        f" on {hardware}{empty_words}."
     )
 
 

@@ -41,6 +41,16 @@ _OTHER_MAKERS = {
     ),
     "Apple": re.compile(r"\b(apple|mac|macbook|m[1-9]( ?(pro|max|ultra))?)\b"),
 }
+# Cards of NVIDIA before Volta, the oldest generation that an engine is compiled for.
+_OLD_GENERATIONS = {
+    "Pascal": re.compile(
+        r"\b((gtx ?)?10[5-8]0( ?ti)?|p4|p40|p100|titan ?xp|gp100|quadro p\d{3,4})\b"
+    ),
+    "Maxwell": re.compile(
+        r"\b(gtx ?(9[5-8]0|titan ?x)( ?ti)?|9[78]0( ?ti)?|m[46]0|quadro m\d{4})\b"
+    ),
+    "Kepler": re.compile(r"\b(gtx ?[67]\d0( ?ti)?|k[248]0[cmx]?|quadro k\d{4})\b"),
+}
 
 
 class Term(Value):
@@ -65,8 +75,8 @@ def parse_terms(
     """The cards of a machine's name; None: a term names no card of the table.
 
     preference: the more, the sooner a card is taken of several that the words fit.
-    Raises BadRequest for cards of other makers, for words that fit cards of several generations,
-    for a memory that no such card has, and for a count beyond a machine.
+    Raises BadRequest for cards of other makers or before Volta, for words that fit cards of several
+    generations, for a memory that no such card has, and for a count beyond a machine.
     """
     if len(text) > _MAX_LETTERS:
         return None
@@ -75,6 +85,7 @@ def parse_terms(
         term = _term(part.strip(), cards, preference)
         if term is None:
             _refuse_other_makers(text)
+            _refuse_old_generations(split_counts(part.strip())[1])
             return None
         terms.append(term)
     if not 0 < sum(term.count for term in terms) <= _MAX_GPUS:
@@ -141,6 +152,17 @@ def _refuse_other_makers(text: str) -> None:
         if match := pattern.search(text.lower()):
             raise BadRequest(
                 f"{match[0]} is a GPU of {maker}, and fitserve plans only for NVIDIA GPUs.",
+                hint="`fitserve plan --hardware list` prints the cards that fitserve knows.",
+                param="hardware",
+            )
+
+
+def _refuse_old_generations(words: str) -> None:
+    for generation, pattern in _OLD_GENERATIONS.items():
+        if match := pattern.search(words):
+            raise BadRequest(
+                f"{match[0]} is a card of the {generation} generation, and vLLM and SGLang need"
+                " Volta (compute capability 7.0) or a later one.",
                 hint="`fitserve plan --hardware list` prints the cards that fitserve knows.",
                 param="hardware",
             )

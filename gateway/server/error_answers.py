@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.disk_fault import write_error
+from gateway.domain.value import unknown_field_words
 from gateway.errors import (
     BadRequest,
     FitserveError,
@@ -61,8 +62,18 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
         return await _answer_error(request, broken)
     field = ".".join(str(part) for part in first["loc"][1:]) or "body"
     problem = plain_problem(first["msg"]).rstrip(".")
+    if first["type"] == "extra_forbidden":
+        is_of_body = tuple(first["loc"]) == ("body", field)
+        problem = unknown_field_words(field, _body_fields(request) if is_of_body else ())
     bad_request = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
     return await _answer_error(request, bad_request)
+
+
+def _body_fields(request: Request) -> tuple[str, ...]:
+    """The names of the fields of the route's body; empty: the route reads none."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = getattr(getattr(body, "field_info", None), "annotation", None)
+    return tuple(getattr(model, "model_fields", ()))
 
 
 async def _answer_disk_error(request: Request, error: Exception) -> JSONResponse:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.domain import Wish
+from gateway.domain.value import equal_field
 from gateway.domain.wish import NAME_PATTERN, ChatTemplate, Policy
 from gateway.errors import BadRequest, near_name
 from gateway.file_reading import read_file
@@ -299,12 +300,8 @@ _FOREIGN_KEYS = {
     "macros": "write anchors under a key that begins with x-",
     "healthCheckTimeout": "each start has as much time as its phases take; leave it out",
     "checkEndpoint": "the gateway checks that an engine answers; leave it out",
-    "num_ctx": "write `context`",
-    "max_model_len": "write `context`",
-    "tensor_parallel_size": "write `tensor_parallel`",
     "gpu_memory_utilization": "the plan sizes the memory; leave it out, or write it under `args`",
     "served_model_name": "the key of the model is its name; more names are `aliases`",
-    "model": "write `source`",
     "parameters": "clients send them with each request; leave it out",
 }
 
@@ -312,13 +309,16 @@ _FOREIGN_KEYS = {
 def _unknown_key(key: str, keys: set[str]) -> str:
     plain_key = key.replace("-", "_")
     suggestion = near_name(plain_key, sorted(keys))
+    equal_key = equal_field(key, keys)
     foreign_hint = _FOREIGN_KEYS.get(key) or _FOREIGN_KEYS.get(plain_key)
+    foreign_hint = f"write `{equal_key}`" if equal_key else foreign_hint
     # A near key of a model may mean something else; of the whole file, there is one key.
     if foreign_hint and ("source" in keys or not suggestion):
         return f"there is no key `{key}`: {foreign_hint}"
     for parent, nested in _NESTED_FIELDS.items():
         if plain_key in nested and parent in keys:
             return f"`{plain_key}` stands below `{parent}`: write `{parent}: {{{plain_key}: ...}}`"
-    return f"there is no key `{key}`" + (
-        f"; `{suggestion}` may be meant" if suggestion else f"; known are {', '.join(sorted(keys))}"
-    )
+    if suggestion:
+        return f"there is no key `{key}`; `{suggestion}` may be meant"
+    flag_words = "; flags of engines stand below `args`" if "args" in keys else ""
+    return f"there is no key `{key}`; known are {', '.join(sorted(keys))}{flag_words}"

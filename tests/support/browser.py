@@ -46,6 +46,18 @@ _OUTSIDE = """() => [...document.querySelectorAll(".card *")].filter((one) => {
   const limit = card.getBoundingClientRect().right - parseFloat(style.paddingRight) + 1;
   return range.getBoundingClientRect().right > limit;
 }).map((one) => one.textContent.slice(0, 80))"""
+# Short words on links of a bar and on buttons that stand in two lines.
+_BROKEN = """() => [...document.querySelectorAll("nav a, button")].filter((one) => {
+  if (!one.checkVisibility() || one.textContent.trim().length > 16) return false;
+  const range = document.createRange();
+  range.selectNodeContents(one);
+  const lines = [...range.getClientRects()].filter((line) => line.width > 0);
+  return lines.some((line) => line.top >= lines[0].bottom);
+}).map((one) => one.textContent)"""
+# Bars of tabs that hide a tab.
+_CUT = """() => [...document.querySelectorAll("nav")]
+  .filter((bar) => bar.checkVisibility() && bar.scrollWidth > bar.clientWidth)
+  .map((bar) => bar.textContent)"""
 
 
 @contextlib.contextmanager
@@ -131,6 +143,10 @@ class Visit:
             assert not (outside := self.tab.evaluate(_OUTSIDE)), (
                 f"{name}, {size['width']} px: beyond its card: {outside}"
             )
+            for fault, program in (("in two lines", _BROKEN), ("cut off", _CUT)):
+                assert not (words := self.tab.evaluate(program)), (
+                    f"{name}, {size['width']} px: {fault}: {words}"
+                )
             if not self.tab.evaluate("'axe' in window"):
                 self.tab.evaluate(AXE_SCRIPT)
             result = self.tab.evaluate("(rules) => axe.run(document, {runOnly: rules})", _RULES)

@@ -246,6 +246,18 @@ def test_each_word_of_the_architecture_has_one_meaning() -> None:
     assert [row for row in rows if re.search(r"; (?:of|elsewhere|also)\b", row)] == []
 
 
+def test_no_command_installs_the_package_from_an_index_without_one() -> None:
+    if "no package is published yet" in " ".join((ROOT / "README.md").read_text().split()):
+        files = [
+            path for top in ("gateway", "docs", "examples") for path in (ROOT / top).rglob("*")
+        ]
+        files += PAGES
+        texts = {
+            path: path.read_text() for path in files if path.suffix in (".py", ".md", ".service")
+        }
+        assert [path for path, text in texts.items() if re.search(r"fitserve\[\w", text)] == []
+
+
 def test_the_front_pages_are_short() -> None:
     limits = {"README.md": 120, "CONTRIBUTING.md": 150}
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in limits}

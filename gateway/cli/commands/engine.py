@@ -410,17 +410,17 @@ def engine_ls(as_json: Json = False) -> None:
         return
     rows.sort(key=lambda row: not row["installed"])
     print_table(
-        ("ENGINE", "INSTALLED", "RULES OF", "IMAGE OR PYTHON"),
+        ("ENGINE", "INSTALLED", "RULES", "IMAGE OR PYTHON"),
         [
             (
                 row["engine"],
                 "yes" if row["installed"] else "no",
-                str(row["known"]).removeprefix("as ").rpartition("==")[2],
+                str(row["known"]).rpartition("==")[2] if row["known"] != "by rules" else "own",
                 row["python"] or row["image"],
             )
             for row in rows
         ],
-        optional=("RULES OF",),
+        optional=("RULES",),
     )
     say("")
     print_paragraph(

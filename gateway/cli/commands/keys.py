@@ -147,7 +147,8 @@ def ls(as_json: Json = False) -> None:
     print_table(
         ("NAME", "SCOPES", "MODELS", "LIMITS"),
         rows,
-        empty="There are no keys. `fitserve keys add NAME` makes one.",
+        empty="There are no keys. The first one, the administrator's, closes the gateway to callers"
+        " without a key: `fitserve keys add NAME --scope admin`.",
     )
     if groups:
         group_rows = [

@@ -106,7 +106,7 @@ SUBSTITUTES = {
 
 
 def closing_reason(name: str) -> tuple[str, str]:
-    """Why users may not give a flag that is closed, and what to do instead."""
+    """Why users may not give a flag that is closed, and its equal here ("": none)."""
     result = (
         reason for reason, patterns in GATEWAY_REASONS.items() if _matches_pattern(name, patterns)
     )
@@ -116,7 +116,7 @@ def closing_reason(name: str) -> tuple[str, str]:
     option = next(
         (option for option, patterns in SUBSTITUTES.items() if _matches_pattern(name, patterns)), ""
     )
-    return reason, f"Use {option}." if option else "Leave it out."
+    return reason, f"Use {option}." if option else ""
 
 
 def _matches_pattern(name: str, patterns: str) -> bool:

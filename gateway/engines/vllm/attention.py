@@ -80,7 +80,7 @@ def choose_backend(
         reasons = [reason for _, reason in refusals(rules.backends[name], rules.asks, subject)]
         certain = [reason for reason in reasons if not isinstance(reason, UnknownSubject)]
         if certain:
-            backend_refusals.append(Refusal(kernel=name, reason="; ".join(certain)))
+            backend_refusals.append(Refusal(kernel=name, reason="; ".join(dict.fromkeys(certain))))
         elif reasons:
             return BackendChoice(
                 backend=None,

@@ -36,7 +36,7 @@ def check_ray() -> None:
     if ray_version != RAY_VERSION:
         raise SettingsError(
             f"A cluster needs Ray {RAY_VERSION}; installed is {ray_version}.",
-            hint="Run `pip install 'fitserve[cluster]'` in the environment of fitserve.",
+            hint="Run `pip install '.[cluster]'` in a clone of the repository.",
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from gateway.diagnosis.facts.peers import NCCL, failing_links
 from gateway.domain import Engine, Gpu
-from gateway.domain.units import gib
+from gateway.domain.units import gib, plural
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower
 from gateway.engines.common.layers.stages import field_against_stages
@@ -78,7 +78,8 @@ def gate_devices(
     if len(gpus) < ranks:
         raise RefusalError(
             "no_device",
-            f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
+            f"{plural(ranks, 'GPU')} {'is' if ranks == 1 else 'are'} needed, and the machine has"
+            f" {len(gpus)}",
             "probe",
         )
     problem = groups.parallel_refusal(inputs.spec, built_model, tp, ep=variant.ep, dp=variant.dp)

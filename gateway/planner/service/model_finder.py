@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gateway.domain import Decision, Hardware, ModelSpec, Quant, Wish
 from gateway.domain.record import FrozenRecord
+from gateway.domain.units import plural
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import Hub, HubUnreachable
 from gateway.models.catalog.hub_search import (
@@ -126,21 +127,37 @@ def fitting_parameters(machine: Hardware, use: Use | None) -> tuple[int, int]:
 
 
 def find_models(hub: Hub, search: ModelSearch) -> tuple[list[FoundModel], str]:
-    """The models of folders and the Hub, and "".
+    """The models of folders and the Hub, and a note on missing ones; "": none is missing.
 
-    Without an answer of the Hub: those of folders and its cache on this machine, and the reason.
+    Without an answer of the Hub: those of folders and its cache on this machine.
     Raises BadModel, BadRequest.
     """
-    folders = models_in(search.folders, search.words)[: search.limit]
+    everything = models_in(search.folders, search.words)
+    folders = everything[: search.limit]
+    note = _omission_note(len(everything) - len(folders))
     if not search.asks_hub:
-        return folders, ""
+        return folders, note
     try:
         return [
             *folders,
             *search_hub(hub, search.words, search.use, search.limit, search.parameters),
-        ], ""
+        ], note
     except HubUnreachable as error:
-        return [*folders, *cached_models(hub, search.words)[: search.limit]], error.message
+        models_of_cache = cached_models(hub, search.words)
+        hub_note = f"Only models on this machine are listed: {error.message}"
+        notes = filter(
+            None, (hub_note, note or _omission_note(len(models_of_cache) - search.limit))
+        )
+        return [*folders, *models_of_cache[: search.limit]], " ".join(notes)
+
+
+def _omission_note(count: int) -> str:
+    """The note on models on this machine that are too many for one search; "": none is."""
+    if count <= 0:
+        return ""
+    verb = "is" if count == 1 else "are"
+    models_text = f"{plural(count, 'model')} on this machine"
+    return f"{models_text} {verb} left out. Words of a name narrow the search."
 
 
 class ModelFinder:

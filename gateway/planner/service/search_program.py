@@ -74,10 +74,9 @@ def search_models(
     planner = OfflinePlanner(profiles, hub, settings)
     parameters = None if words else fitting_parameters(machine, use)
     search = ModelSearch(words, use, request.limit, tuple(map(Path, request.folders)), parameters)
-    models, problem = find_models(hub, search)
+    models, note = find_models(hub, search)
     finder = ModelFinder(planner, ("this machine", machine), use, report)
     judged_models = finder.judge(models, sorts_by_size=not words)
-    note = f"Only models on this machine are listed: {problem}" if problem else ""
     return {"data": [model.fields() for model in judged_models], "note": note}
 
 

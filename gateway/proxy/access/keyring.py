@@ -143,7 +143,10 @@ class Keyring:
                 raise Conflict(
                     "The first key must have the scope admin and no end: without such a key, keys"
                     " could not be created or removed.",
-                    hint="Create an admin key first, or set FITSERVE_ADMIN_KEY.",
+                    hint=(
+                        "Create an admin key first (`fitserve keys add NAME --scope admin`), or set"
+                        " FITSERVE_ADMIN_KEY."
+                    ),
                 )
             if build_key(grant, b"").has_ended():
                 raise BadRequest(

@@ -198,7 +198,9 @@ def _provider(settings: Settings) -> OidcProvider:
         raise SettingsError(
             "FITSERVE_OIDC_ISSUER is set, and the library for OpenID Connect is not installed"
             f" ({error.name}).",
-            hint='Install it with `pip install "fitserve[oidc]"`, or unset the variable.',
+            hint=(
+                "Run `pip install '.[oidc]'` in a clone of the repository, or unset the variable."
+            ),
         ) from None
     for name in ("oidc_issuer", "oidc_url"):
         if not is_safe_url(getattr(settings, name)):

@@ -35,6 +35,7 @@ _TYPES = {
 }
 # Comments on lines of their own, a tenth of the bytes. No text of a file spans lines.
 _COMMENTS = re.compile(rb"^ *(?://[^\n]*|/\*(?:(?!\*/).)*\*/)\n", re.MULTILINE | re.DOTALL)
+_INDENTS = re.compile(rb"^ +", re.MULTILINE)
 # Names of models and lines of logs are hostile text: the browser runs and shows only the page's own
 # files, and no text becomes markup.
 _POLICY = "content-security-policy"
@@ -109,10 +110,10 @@ def page_files() -> PageFiles:
 
 
 def _read(path: Path) -> bytes:
-    """The file without its comments, which are for readers of the source."""
+    """The file without its comments and indents, which are for readers of the source."""
     data = path.read_bytes()
     is_own = path.suffix in (".css", ".js") and path.parent.name != _VENDOR.rstrip("/")
-    return _COMMENTS.sub(b"", data) if is_own else data
+    return _INDENTS.sub(b"", _COMMENTS.sub(b"", data)) if is_own else data
 
 
 def _priority(name: str) -> str:

@@ -14,7 +14,7 @@ from gateway.errors import BadFlag
 from gateway.variables import engine_env
 
 ClosingReason = Callable[[str], tuple[str, str]]
-"""A flag -> the reason why users may not give it, and the remedy."""
+"""A flag -> the reason why users may not give it, and its equal here ("": none)."""
 
 _IMAGE = re.compile(r"(?:[\w.:-]+/)*(vllm|sglang)[\w.-]*(?:[:@].*)?", re.IGNORECASE)
 _STARTS = (
@@ -290,12 +290,12 @@ class FlagReader:
         flag = self._engine.flags.get(flag_name)
         if flag is None:
             self._notices.append(
-                f"--{name}: {self._engine.ref} has no such flag. Leave it out, or name a version"
-                " that has it in `engines`."
+                f"--{name}: {self._engine.ref} has no such flag. `engines` may name a version that"
+                " has it."
             )
         elif flag.is_reserved:
             reason, cure = self._closing_reason(flag_name)
-            self._notices.append(f"--{name}: {reason}. {cure}")
+            self._notices.append(f"--{name}: {reason}. {cure}".rstrip())
         else:
             is_switch = flag.type == "bool" and not value
             number = whole_number(value)

@@ -120,7 +120,7 @@ def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
     result = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", VLLM_REF, "--tp", "3")
     assert result.returncode == 3
     assert "No plan" in result.stdout
-    assert "3 GPUs are needed and 2 are here" in result.stdout
+    assert "3 GPUs are needed, and the machine has 2" in result.stdout
 
 
 def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
@@ -250,6 +250,12 @@ def test_help_has_whole_sentences_at_80_columns(command: str) -> None:
         ("version", "fitserve --version"),
         ("signin", "FITSERVE_HF_TOKEN"),
         ("launch", "docs/apps.md"),
+        ("up", "docker compose up -d"),
+        ("install", "fitserve engine install"),
+        ("upgrade", "fitserve update NAME"),
+        ("run-batch", "fitserve batches"),
+        ("reload-config", "fitserve apply FILE"),
+        ("worker", "fitserve cluster join"),
     ],
 )
 def test_commands_of_other_programs_are_answered_with_ours(command: str, words: str) -> None:

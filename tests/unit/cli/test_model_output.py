@@ -9,14 +9,15 @@ def test_a_start_that_has_not_begun_tells_its_time_or_that_nobody_knows_it() -> 
     cold = {"origin": "process", "is_cache_empty": True}
     time = {"phases": {"import": 9.0}, "low_s": 60.0, "high_s": 150.0, "grade": "estimate"}
     assert expected_start_text({"conditions": cold, "time": time}) == (
-        "The start takes 1m to 2m30s in all, an estimate, nothing is compiled yet."
+        "The start takes 1m to 2m30s in all, an estimate, slower than later ones, as nothing is"
+        " compiled yet."
     )
     assert expected_start_text({"conditions": cold, "time": time | {"grade": "elsewhere"}}) == (
         "The start takes 1m to 2m30s in all, measured on another machine, without reading weights,"
-        " nothing is compiled yet."
+        " slower than later ones, as nothing is compiled yet."
     )
     assert expected_start_text({"conditions": cold, "time": None}) == (
-        "Nothing is compiled yet, no start like it was measured here, so its time is unknown."
+        "No start like it was measured here, so its time is unknown."
     )
     warm = cold | {"is_cache_empty": False}
     assert expected_start_text({"conditions": warm, "time": None}) == (

@@ -68,5 +68,8 @@ def test_a_matrix_of_single_ranks_has_no_layout(capsys: pytest.CaptureFixture[st
     (cell,) = cells(make_decision("2x3090"), ["vllm==9.9.0"])
     show_matrix([cell], as_json=False)
     assert "LAYOUT" not in capsys.readouterr().out
+    show_matrix([cell.evolve(why="", tokens_s=80.8)], as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0].split()[-1], lines[1].split()[-1]) == ("TOK/S", "80.8")
     show_matrix([cell, cell.evolve(tensor_parallel=2)], as_json=False)
     assert capsys.readouterr().out.splitlines()[0].split()[4] == "LAYOUT"

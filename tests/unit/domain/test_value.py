@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.domain import ChatTemplate, Wish
+from gateway.domain.value import FIELD_BY_FOREIGN_NAME, equal_field
 from tests.support.paths import ROOT
 
 # All letters of Unicode, as often as the count says: a `Form` holds them once.
@@ -82,3 +83,16 @@ def test_an_evolved_value_has_no_unknown_fields() -> None:
 def test_an_adapter_has_a_name_as_models_have(name: str) -> None:
     with pytest.raises(ValidationError, match="is not allowed here: a name has up to 96 letters"):
         Wish(name="m", source="s", loras={name: "org/adapter"})
+
+
+def test_each_foreign_name_leads_to_a_field_and_is_none() -> None:
+    names = FIELD_BY_FOREIGN_NAME
+    assert set(names.values()) <= set(Wish.model_fields)
+    assert not set(names) & set(Wish.model_fields)
+
+
+def test_a_name_with_dashes_is_found_among_the_given_fields_only() -> None:
+    assert equal_field("max-model-len", Wish.model_fields) == "context"
+    assert equal_field("model", Wish.model_fields) == "source"
+    assert equal_field("model", {"models"}) == ""
+    assert equal_field("contxt", Wish.model_fields) == ""

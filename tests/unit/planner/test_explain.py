@@ -179,8 +179,8 @@ def test_no_plan_is_exit_code_3_with_rejections_and_next_steps(run: Run, qwen: P
     lines = result.stdout.splitlines()
     assert lines[0].startswith("No plan for")
     text = " ".join(result.stdout.split())
-    assert "2x3090. 3 GPUs are needed and 2 are here. Leave out `--tp`: vllm==" in text
-    assert "3 GPUs are needed and 2 are here (probe)" in result.stdout
+    assert "2x3090. 3 GPUs are needed, and the machine has 2. Leave out `--tp`: vllm==" in text
+    assert "3 GPUs are needed, and the machine has 2 (probe)" in result.stdout
     assert text.count("TP=3") == 1
     assert text.count(", 0.") == len(VLLM) - 1
     document = json.loads(

@@ -62,7 +62,7 @@ def test_an_image_for_another_processor_is_refused() -> None:
 def test_an_engine_for_gpus_has_no_device_without_one() -> None:
     decision = decide_on(machine("cpu"), VLLM_REF)
     assert verdicts(decision) == {"no_device"}
-    assert "1 GPU is needed and 0 are here" in decision.rejected[0].reasons[0]
+    assert "1 GPU is needed, and the machine has 0" in decision.rejected[0].reasons[0]
 
 
 def test_a_capability_below_the_engines_is_refused() -> None:

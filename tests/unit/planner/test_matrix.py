@@ -6,7 +6,11 @@ import pytest
 
 from gateway.domain import Decision, EngineRef, RejectedPlan
 from gateway.planner.matrix import cells
-from tests.support.makers import make_decision, plan, spec
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import make_decision, plan, spec, wish
+from tests.support.planning import decide
+from tests.support.published import published_model
+from tests.support.versions import VLLM_REF
 
 REF = EngineRef(kind="vllm", version="9.9.0", image="engine:9.9.0")
 
@@ -32,6 +36,20 @@ def test_each_cell_of_the_matrix_shows_its_best_plan() -> None:
         best.max_model_len.value,
     )
     assert cell.why == " ".join(best.warnings)
+    assert (cell.tokens_s, best.speed) == (None, None)
+
+
+def test_a_cell_has_the_expected_speed_of_a_single_request() -> None:
+    profiles = Profiles()
+    engine = profiles.engine(VLLM_REF)
+    machine = profiles.hardware("3090")
+    decision = decide(
+        published_model("llama-3.1-8b"), machine, [engine], wish(), speed_knowledge=profiles.pace
+    )
+    (cell,) = cells(decision, [VLLM_REF])
+    speed = decision.plans[0].speed
+    assert speed is not None
+    assert cell.tokens_s == speed.stream.value
 
 
 def test_a_degraded_plan_says_why() -> None:

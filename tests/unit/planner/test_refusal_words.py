@@ -40,9 +40,22 @@ def test_memory_counts_more_than_layouts_that_nobody_asked_for() -> None:
     assert {"illegal_parallelism", "no_memory"} <= set(verdicts)
     fitting = FitAdvice(weights_bytes=600 * GIB, room_bytes=160 * GIB)
     with_room = decision.evolve(would_fit=fitting)
-    assert cause(with_room) == "The weights take 600.00 GiB; at most 160.00 GiB fit here now."
+    assert (
+        cause(with_room) == "The weights take 600.00 GiB; at most 160.00 GiB fit on this machine."
+    )
+    assert cause(with_room.evolve(hardware="8x3090")).endswith(" fit on 8x3090.")
     assert refusal_lines(with_room)[1].startswith("No change that was planned gives a plan;")
     assert "besides the KV cache" in cause(decision)
+
+
+def test_a_cause_is_one_sentence_where_each_of_many_backends_refuses() -> None:
+    decision = decide_without_room("deepseek-v3.2", "4090")
+    assert cause(decision) == "No attention backend for the 61 mla layers of head size 576."
+    (group, *_) = rejections(decision.rejected)
+    assert len(group.lines) > 3
+    for line in group.lines[1:]:
+        clauses = line.partition(": ")[2].split("; ")
+        assert len(set(clauses)) == len(clauses)
 
 
 def test_a_holder_or_a_form_is_the_cure_only_where_it_gives_a_plan() -> None:

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from gateway.errors import BadRequest, NotFound
 from gateway.profiles.profiles import Profiles
 from tests.support.fake_nvml import MIB
+from tests.support.makers import wish
+from tests.support.planning import decide
+from tests.support.published import published_model
 
 PROFILES = Profiles()
 CARDS = PROFILES.card_table.cards
@@ -190,10 +193,44 @@ def test_a_machine_has_a_GPU_and_a_bounded_number(name: str) -> None:  # noqa: N
         PROFILES.hardware(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        ("2x1060", "Pascal"),
+        ("gtx 1080 ti", "Pascal"),
+        ("Tesla P40", "Pascal"),
+        ("4x p100", "Pascal"),
+        ("titan xp", "Pascal"),
+        ("quadro p6000", "Pascal"),
+        ("980 ti", "Maxwell"),
+        ("2x m40 24gb", "Maxwell"),
+        ("gtx titan x", "Maxwell"),
+        ("tesla k80", "Kepler"),
+        ("3090+1080", "Pascal"),
+    ],
+)
+def test_a_card_before_volta_is_refused_by_its_generation(name: str, generation: str) -> None:
+    with pytest.raises(BadRequest, match=f"card of the {generation} generation.* need Volta"):
+        PROFILES.hardware(name)
+
+
+def test_no_engine_is_compiled_for_a_card_before_volta() -> None:
+    machine = PROFILES.hardware("3090")
+    old_gpus = tuple(gpu.evolve(capability="6.1") for gpu in machine.gpus)
+    decision = decide(
+        published_model("llama-3.2-1b"),
+        machine.evolve(gpus=old_gpus),
+        PROFILES.engines(device="cuda"),
+        wish(),
+    )
+    assert {rejection.verdict for rejection in decision.rejected} == {"no_kernel"}
+    assert not decision.plans
+
+
 def test_an_unknown_name_is_refused_with_a_near_one() -> None:
     with pytest.raises(NotFound, match="No machine or card is named 4091; did you mean 4090"):
         PROFILES.hardware("4091")
-    for name in ("2x1060", "quadro", "quadro 4000", "laptop", "blackwell", "sxm5", "24gb"):
+    for name in ("quadro", "quadro 4000", "laptop", "blackwell", "sxm5", "24gb"):
         with pytest.raises(NotFound, match="--hardware list"):
             PROFILES.hardware(name)
 

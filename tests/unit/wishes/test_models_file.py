@@ -97,6 +97,13 @@ def laughs(kind: str) -> str:
                 "3:28: there is no key `max-model-len`: write `context`",
             ],
         ),
+        (
+            "models:\n  a: {repo_id: x/y, quantization: awq}\n",
+            [
+                "2:7: there is no key `repo_id`: write `source`",
+                "2:21: there is no key `quantization`; known are aliases, args,",
+            ],
+        ),
         ("model:\n  a: {}\n", ["1:1: there is no key `model`; `models` may be meant"]),
         (
             "models:\n  a:\n    source: x/y\n    policy:\n      pined: true\n",
@@ -167,6 +174,14 @@ def test_every_mistake_is_reported_with_its_place_and_the_nearest_key(
     assert all(
         line.startswith(words) for line, words in zip(mistake_list, expected_mistakes, strict=True)
     ), mistake_list
+
+
+def test_flags_of_engines_are_led_to_args_within_a_model_only(tmp_path: Path) -> None:
+    flag_words = "flags of engines stand below `args`"
+    (mistake,) = mistakes(tmp_path, "models:\n  a: {source: x/y, quantization: awq}\n")
+    assert mistake.endswith(flag_words)
+    (mistake,) = mistakes(tmp_path, "quantization: awq\nmodels:\n  a: {source: x/y}\n")
+    assert flag_words not in mistake
 
 
 def test_a_name_that_cannot_be_hides_no_other_mistake(tmp_path: Path) -> None:

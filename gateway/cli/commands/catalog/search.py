@@ -24,11 +24,19 @@ Machine = Annotated[
     typer.Option(help="Cards (h100, 6x4090) or a file, instead of this machine."),
 ]
 Limit = Annotated[int, typer.Option(min=1, max=50, help="Models to read and plan.")]
+SuggestionLimit = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=50, help="Models to read and plan. Default: 30, or all of given folders."
+    ),
+]
 Folders = Annotated[
     list[Path] | None,
     typer.Option("--folder", help="Folder with models on this machine; repeatable."),
 ]
 _MAX_REFUSED_MODELS = 5
+_SUGGESTION_LIMIT = 30
+_FOLDER_LIMIT = 1000
 # The order of suggestions for each use.
 _DOWNLOAD_ORDER = "come first, by the bytes that users of the Hub download: downloads times size."
 _CHAT_ORDER = (
@@ -54,7 +62,11 @@ def search(
     """Search the Hub for models, and show which fit. Each one and its quantized variants are
     planned for this machine or --hardware. Without the Hub, the cache is searched. Exit code 3 when
     nothing fits."""
-    _show_models(_judged_models(" ".join(words), use, hardware, folder, limit), as_json=as_json)
+    _show_models(
+        _judged_models(" ".join(words), use, hardware, folder, limit),
+        as_json=as_json,
+        empty_advice="Other words find others",
+    )
 
 
 def fits(
@@ -65,7 +77,7 @@ def fits(
     use: Use = None,
     hardware: Machine = None,
     folder: Folders = None,
-    limit: Limit = 30,
+    limit: SuggestionLimit = None,
     as_json: Json = False,
 ) -> None:
     """Suggest models that fit this machine, the best first. The Hub's trending and most
@@ -73,13 +85,16 @@ def fits(
     --for. Exit code 3 when nothing fits."""
     if places:
         folders = [*places, *(folder or ())]
-        models = _judged_models("", use, hardware, folders, limit, asks_hub=False)
-        _show_models(models, as_json=as_json)
+        folder_limit = limit or _FOLDER_LIMIT
+        models = _judged_models("", use, hardware, folders, folder_limit, asks_hub=False)
+        advice = "Without `--for`, all models of the folders count" if use else _CONFIG_ADVICE
+        _show_models(models, as_json=as_json, empty_advice=advice)
         return
     use = use or "chat"
     _show_models(
-        _judged_models("", use, hardware, folder, limit),
+        _judged_models("", use, hardware, folder, limit or _SUGGESTION_LIMIT),
         as_json=as_json,
+        empty_advice="`fitserve fits FOLDER` plans the models of a folder",
         order_words=_USE_ORDERS[use],
     )
 
@@ -110,7 +125,7 @@ def _judged_models(
     with status() as show_status:
         show_status("Searching for models")
         parameters = None if words else fitting_parameters(machine[1], use)
-        models, problem = find_models(
+        models, note = find_models(
             planner.hub,
             ModelSearch(
                 words=words,
@@ -133,14 +148,19 @@ def _judged_models(
             models, sorts_by_size=not words
         )
     planner.profiles.documents.save()
-    if problem:
-        print_message(f"note: only models on this machine are listed: {problem}")
+    if note:
+        print_message(f"note: {note}")
     return judged_models
 
 
-def _show_models(models: list[Any], *, as_json: bool, order_words: str = "") -> None:
-    """Print the models; exit code 3 where none fits. order_words: why they stand so; with it, each
-    base model has one row, its best form."""
+def _show_models(
+    models: list[Any], *, as_json: bool, empty_advice: str, order_words: str = ""
+) -> None:
+    """Print the models; exit code 3 where none fits.
+
+    empty_advice: a way to models that fit, where none does.
+    order_words: reasons for the order; with them, each base model has one row, its best form.
+    """
     fitting_models = [model for model in models if model.fits]
     if as_json:
         say(json.dumps([model.fields() for model in models], indent=2))
@@ -151,16 +171,22 @@ def _show_models(models: list[Any], *, as_json: bool, order_words: str = "") -> 
             for model in fitting_models
             if not order_words or best_by_base[model.base] is model
         ]
-        _show_table(rows, [model for model in models if not model.fits], order_words)
+        empty_words = (
+            f"No model was found that fits. {empty_advice}, and `--hardware` plans for another"
+            " machine."
+        )
+        refused_models = [model for model in models if not model.fits]
+        _show_table(rows, refused_models, empty_words, order_words)
     if not fitting_models:
         raise typer.Exit(3)
 
 
-_WORDS_HINT = "Other words find others"
-_FOLDER_HINT = "`fitserve fits FOLDER` plans the models of a folder"
+_CONFIG_ADVICE = "A folder of a model holds config.json"
 
 
-def _show_table(fitting_models: list[Any], refused_models: list[Any], order_words: str) -> None:
+def _show_table(
+    fitting_models: list[Any], refused_models: list[Any], empty_words: str, order_words: str
+) -> None:
     """Print the models that fit as a table, and below them the refused ones."""
     rows = [
         (
@@ -176,8 +202,7 @@ def _show_table(fitting_models: list[Any], refused_models: list[Any], order_word
     head = ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM")
     print_table(
         *drop_column(head, rows, "GPUS", ("CPU",)),
-        empty=f"No model was found that fits. {_FOLDER_HINT if order_words else _WORDS_HINT}, and"
-        " `--hardware` plans for another machine.",
+        empty=empty_words,
         optional=("FORM", "SIZE"),
     )
     if refused_models:

@@ -124,7 +124,8 @@ def _patched_wish(wish: Wish, patch: dict[str, Any]) -> Wish:
     try:
         changed_wish = ModelRequest.model_validate(fields).wish()
     except ValidationError as error:
-        raise BadRequest(f"{first_problem(error)}.", hint="Nothing was changed.") from None
+        problem = first_problem(error, ModelRequest.model_fields)
+        raise BadRequest(f"{problem}.", hint="Nothing was changed.") from None
     if bool(changed_wish.source) != bool(wish.source):
         raise BadRequest(
             "A model cannot become an endpoint, nor an endpoint a model.",

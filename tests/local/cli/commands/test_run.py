@@ -157,7 +157,8 @@ async def test_parameters_of_ollama_are_set_for_the_next_answers(tmp_path: Path)
                 ("/set system Be short", "The system message is set"),
                 ("/set", "temperature 0.0; max_tokens 7; system: Be short"),
                 ("/set nothing", "/set takes"),
-                ("/show info", "There is no command /show"),
+                ("/show info", "There is no command /show. `fitserve show NAME` explains"),
+                ("/save mine", "`fitserve set NAME --alias OTHER`"),
                 ("/etc/hosts is a file", "tokens/s"),
             ]:
                 terminal.type(f"{line}\n")

@@ -140,7 +140,7 @@ def test_an_option_that_excludes_every_plan_is_named_with_the_plan_without_it(
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     hub = Hub(None, None, tmp_path)
     decision = make_decision(str(folder), hub, "2x3090", tensor_parallel=3)
-    assert decision.refusal[0] == "3 GPUs are needed and 2 are here."
+    assert decision.refusal[0] == "3 GPUs are needed, and the machine has 2."
     assert decision.refusal[1].startswith("Leave out `--tp`: vllm==0.26.0 then runs on ")
     beyond = make_decision(str(folder), hub, "2x3090", context="9m")
     assert "the model's own limit is" in beyond.refusal[0]

@@ -339,7 +339,10 @@ def test_a_missing_folder_is_reported_and_many_folders_are_limited(tmp_path: Pat
     models, problem = find_models(offline, search)
     assert [Path(model.name).name for model in models] == ["0", "1", "2"]
     assert "cannot be reached" in problem
-    assert find_models(offline, search._replace(asks_hub=False)) == (models, "")
+    omission = "1 model on this machine is left out. Words of a name narrow the search."
+    assert problem.endswith(omission)
+    assert find_models(offline, search._replace(asks_hub=False)) == (models, omission)
+    assert find_models(offline, search._replace(asks_hub=False, limit=4))[1] == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("authlib", reason="needs fitserve[oidc]")
+pytest.importorskip("authlib", reason="needs the extra packages oidc")
 
 from tests.contract.process_harness import free_port
 from tests.support.key_gateway import ADMIN, unused_script

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-pytest.importorskip("authlib", reason="needs fitserve[oidc]")
+pytest.importorskip("authlib", reason="needs the extra packages oidc")
 
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from joserfc.jwk import ECKey, RSAKey

@@ -59,7 +59,15 @@ async def test_the_page_is_served_from_here_in_few_bytes(tmp_path: Path) -> None
         assert (second_answer.status_code, second_answer.content) == (304, b"")
 
 
-async def test_comments_stay_in_the_source(tmp_path: Path) -> None:
+def test_no_text_of_a_script_spans_lines() -> None:
+    """Indents within a text would be lost."""
+    for path in sorted(FOLDER.rglob("*.js")):
+        if path.parent != VENDOR:
+            lines = re.sub(r'"(?:[^"\\\n]|\\.)*"', "", path.read_text()).splitlines()
+            assert not [line for line in lines if line.count("`") % 2], path.name
+
+
+async def test_comments_and_indents_stay_in_the_source(tmp_path: Path) -> None:
     async with running(tmp_path, unused_script) as gateway:
         index = (await gateway.client.get("/")).text
         names = re.findall(r'(?:href|src)="(/page/\w+/([^"#]+\.(?:js|css)))"', index)
@@ -70,10 +78,10 @@ async def test_comments_stay_in_the_source(tmp_path: Path) -> None:
                 assert served == source
                 continue
             # Nothing but comments is left out.
-            rest = iter(source)
+            rest = (line.lstrip(" ") for line in source)
             skipped = [line for row in served for line in takewhile(row.__ne__, rest)]
             assert not [line for line in (*skipped, *rest) if not COMMENT.match(line)], name
-            assert not [line for line in served if re.match(r" *(?://|/\*)", line)], name
+            assert not [line for line in served if re.match(r" |//|/\*", line)], name
 
 
 async def test_no_other_file_is_served(tmp_path: Path) -> None:

@@ -112,8 +112,11 @@ def test_an_error_stands_at_its_field(tmp_path: Path, browser: Browser) -> None:
         tab.get_by_role("button", name="Add").click()
         expect(tab.get_by_label("Name", exact=True)).to_have_attribute("aria-invalid", "true")
         page.go("#/keys")
+        page.sees("programs of this machine may do everything")
         tab.get_by_label("Name").fill("no name")
-        tab.get_by_label("admin").check()
+        # The first key has to be the administrator's.
+        expect(tab.get_by_label("admin")).to_be_checked()
+        expect(tab.get_by_label("inference")).not_to_be_checked()
         tab.get_by_role("button", name="Make key").click()
         expect(tab.get_by_label("Name")).to_have_attribute("aria-invalid", "true")
         page.check("key-field-error")

@@ -16,7 +16,7 @@ ADMIN = "an-admin-key-of-this-page"
 
 
 def test_a_person_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
-    pytest.importorskip("authlib", reason="needs fitserve[oidc]")
+    pytest.importorskip("authlib", reason="needs the extra packages oidc")
     from tests.support.oidc_servers import real_provider
 
     port = free_port()
@@ -66,7 +66,8 @@ def test_a_page_behind_a_proxy_asks_for_no_key(tmp_path: Path, browser: Browser)
         visit(browser, server.url, extra_http_headers={"Remote-User": "ann"}) as page,
     ):
         page.go("#/keys")
-        page.sees("Keys in use")
+        page.sees("There is no key.")
+        expect(page.tab.get_by_label("admin")).not_to_be_checked()
         page.tab.get_by_label("Name").fill("app-1")
         page.tab.get_by_role("button", name="Make key").click()
         page.tab.get_by_role("dialog").get_by_role("button", name="Done").click()

@@ -80,7 +80,9 @@ def test_a_starting_engine_shows_its_phase_with_elapsed_and_expected_time() -> N
     )
     assert detail(phase=None) == "loading weights; the start takes 30s to 40s in all"
     cold = {"origin": "container", "is_cache_empty": True}
-    assert detail(expected=None, conditions=cold) == "loading weights 1s, nothing is compiled yet"
+    assert detail(expected=None, conditions=cold) == (
+        "loading weights 1s, a first start, so its time is unknown"
+    )
     assert detail(phase=None, expected=None) == "loading weights"
 
 

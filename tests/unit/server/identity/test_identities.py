@@ -50,7 +50,7 @@ def test_half_of_the_settings_is_refused(changes: dict[str, Any], words: str) ->
 @pytest.mark.parametrize("name", ["oidc_issuer", "oidc_url"])
 @pytest.mark.parametrize("url", ["http://login.example", "https://"])
 def test_an_address_without_https_is_refused(name: str, url: str) -> None:
-    pytest.importorskip("authlib", reason="needs fitserve[oidc]")
+    pytest.importorskip("authlib", reason="needs the extra packages oidc")
     with pytest.raises(SettingsError, match=f"FITSERVE_{name.upper()}"):
         build_identities(Settings(**OIDC | {name: url}), Keys(None, None))
 

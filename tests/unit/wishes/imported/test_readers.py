@@ -50,6 +50,15 @@ def test_published_ports_are_those_of_the_gateway() -> None:
     assert "m: --ipc: the gateway starts its engines by itself." in texts
 
 
+def test_no_notice_advises_to_leave_out_a_flag_that_the_file_lacks() -> None:
+    command = "vllm serve org/name --port 9000 --no-such-flag 1"
+    result = read_models(yaml.safe_dump({"models": {"m": {"cmd": command}}}))
+    assert "args" not in result.models["m"]
+    texts = [*notices(result)]
+    assert len(texts) == 2
+    assert not [text for text in texts if "Leave it out" in text or text.endswith(" ")]
+
+
 def test_a_machine_without_gpus_gets_no_field_that_needs_one() -> None:
     result = read_file(SWAP, "file", KNOWLEDGE._replace(has_gpu=False))
     assert result is not None

@@ -17,7 +17,7 @@ const FIELDS = [
   },
   {
     name: "max_tokens",
-    label: "Most tokens of an answer",
+    label: "Most tokens",
     kind: "number",
     help: "empty: as many as the context has",
     attributes: { min: "1", step: "1" },

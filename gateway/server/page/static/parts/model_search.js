@@ -61,7 +61,7 @@ export function modelSearch({ choose }) {
     attribute(status, "aria-busy", "true");
     try {
       const answer = await searchAloud(body, status, request.signal);
-      showAdvice(status, summary(answer));
+      showAdvice(status, summary(answer, body.words));
       fill(results, ...resultTables(answer.data, choose));
     } catch (error) {
       if (request.signal.aborted) return;
@@ -141,11 +141,11 @@ function labelField(input, label, help = "") {
   return h("div", { class: "field" }, h("label", { for: input.id }, label), input, note);
 }
 
-function summary({ data, note }) {
+function summary({ data, note }, words) {
   const fittingCount = data.filter((model) => model.fits).length;
   const count = data.length
     ? `Fitting this machine while no other model is loaded: ${fittingCount} of ${data.length}.`
-    : "No model was found. Other words find others.";
+    : `No model was found.${words ? " Other words find others." : ""}`;
   return [count, note].filter(Boolean).join(" ");
 }
 

@@ -3,6 +3,8 @@ import { h } from "../dom.js";
 import { bytes, latency, number, plural, tokens } from "../format.js";
 import { adviceParts } from "./advice.js";
 
+// A variable of the environment keeps its name.
+const VARIABLE = /^[A-Z][A-Z0-9_]*$/;
 const LABELS = {
   max_model_len: "context",
   max_num_seqs: "concurrent requests",
@@ -10,6 +12,7 @@ const LABELS = {
   kv_cache_dtype: "KV cache dtype",
   enforce_eager: "without CUDA graphs",
   custom_all_reduce: "custom all-reduce",
+  kv_offload_gib: "KV cache in RAM (GiB)",
 };
 const PARTS = [
   ["weights", "weights_bytes"],
@@ -113,7 +116,7 @@ export function planChoices(plan) {
     "Choices",
     ["Choice", "Value", "Why", "Source"],
     [...rows, ...variables].map(([name, choice]) => [
-      LABELS[name] ?? name.replaceAll("_", " "),
+      LABELS[name] ?? (VARIABLE.test(name) ? name : name.replaceAll("_", " ")),
       valueText(choice.value),
       choice.reason,
       h("span", { class: "muted" }, choice.source),

@@ -92,7 +92,9 @@ export function plot(title, { format, moment, bars = false }) {
           size: AXIS_PX,
           values: (_, splits) =>
             splits.map((value) =>
-              value === null || (bars && !Number.isInteger(value)) ? "" : format(value),
+              value === null || (bars && !Number.isInteger(value))
+                ? ""
+                : format(value).replace(/\.0+(?= )/, ""),
             ),
         },
       ],

@@ -91,7 +91,12 @@ function wholeWords(start, at) {
     if (start.grade === "elsewhere")
       words.push("measured on another machine", "without reading weights");
   }
-  if (start.is_cache_empty) words.push("nothing is compiled yet");
+  if (start.is_cache_empty)
+    words.push(
+      start.low_s === null
+        ? "a first start, so its time is unknown"
+        : "slower than later ones, as nothing is compiled yet",
+    );
   return words.join(", ");
 }
 

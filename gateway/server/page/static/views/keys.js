@@ -25,17 +25,19 @@ const LIMITS = [
   ["max_in_flight", "Concurrent requests"],
 ];
 
+const OPEN_NOTE =
+  "There is no key: programs of this machine may do everything. The first key closes the" +
+  " gateway to callers without a key, so create an admin key first.";
+
 export function keys() {
   const list = h("ul", { class: "keys" });
-  const emptyNote = h(
-    "p",
-    { class: "empty", hidden: true },
-    "There is no key: programs of this machine may do everything. The first key closes the" +
-      " gateway to callers without a key, so create an admin key first.",
-  );
+  const emptyNote = h("p", { class: "empty", hidden: true });
+  let isOpen = false;
 
   const groups = h("ul", { class: "keys" });
   const groupsTitle = h("h3", { hidden: true }, "Groups");
+
+  const form = newKey(load);
 
   async function load() {
     const { data } = await call("GET", "/admin/keys");
@@ -73,9 +75,16 @@ export function keys() {
           newGroup(load),
           baseUrlLine(),
         ),
-        newKey(load),
+        form.element,
       ),
     ),
+    update({ gateway }) {
+      const wasOpen = isOpen;
+      isOpen = Boolean(gateway) && !gateway.keys;
+      text(emptyNote, isOpen ? OPEN_NOTE : "There is no key.");
+      // The gateway refuses another first key.
+      if (isOpen && !wasOpen) form.choose("admin");
+    },
   };
 }
 
@@ -290,7 +299,7 @@ function newKey(changed) {
     }
   }
 
-  return h(
+  const element = h(
     "form",
     { class: "card", submit: send, "aria-labelledby": "new-key" },
     h("h2", { id: "new-key" }, "New key"),
@@ -317,7 +326,7 @@ function newKey(changed) {
     ),
     h(
       "div",
-      { class: "fields" },
+      { class: "fields level" },
       limits.map(([field, input, label]) =>
         h("div", { class: "field" }, h("label", { for: `limit-${field}` }, label), input),
       ),
@@ -328,6 +337,13 @@ function newKey(changed) {
     problem,
     h("div", { class: "row end" }, h("button", { class: "primary" }, "Make key")),
   );
+  return {
+    element,
+    /** @param {string} preset  the only scope, until the form is reset */
+    choose: (preset) => {
+      for (const [scope, box] of scopes) box.checked = scope === preset;
+    },
+  };
 }
 
 /** The key is in this answer, and nowhere after. */

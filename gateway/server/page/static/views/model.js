@@ -184,7 +184,7 @@ function describe(now) {
   return [
     now.source ?? now.endpoints.map((endpoint) => endpoint.url).join(", "),
     names,
-    requests || (now.used_at ? `last asked ${moment(now.used_at)}` : "never asked"),
+    requests || (now.used_at ? `last request ${moment(now.used_at)}` : "no request yet"),
   ]
     .filter(Boolean)
     .join(" · ");

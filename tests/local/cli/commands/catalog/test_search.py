@@ -47,12 +47,29 @@ def test_a_folder_of_models_is_planned_without_the_hub(tmp_path: Path) -> None:
     }
     assert sources == {*REPOS}
     assert "only models on this machine" not in result.stderr
+    wish = ("--for", "embed", "--hardware", "3090")
+    empty = fitserve("fits", str(tmp_path / "models"), *wish, **place)
+    assert (empty.returncode, "Other words" in empty.stdout) == (3, False)
+    assert "Without `--for`, all models of the folders count" in " ".join(empty.stdout.split())
     lines = result.stderr.splitlines()
     assert lines == [
         "Searching for models",
         f"Reading {len(REPOS)} models",
         f"Planning {len(REPOS)} models",
     ]
+
+
+def test_each_model_of_a_given_folder_is_planned(tmp_path: Path) -> None:
+    config = REPOS["qwen/small-1b"].files["config.json"]
+    names = {f"model-{number}" for number in range(35)}
+    for name in names:
+        (folder := tmp_path / "models" / name).mkdir(parents=True)
+        (folder / "config.json").write_bytes(config)
+    place = {"FITSERVE_HF_ENDPOINT": "http://127.0.0.1:9", "FITSERVE_DATA_DIR": str(tmp_path)}
+    command = ("fits", str(tmp_path / "models"), "--hardware", "3090", "--json")
+    rows = json.loads(fitserve(*command, **place).stdout)
+    assert {Path(row["source"]).name for row in rows} == names
+    assert len(json.loads(fitserve(*command, "--limit", "3", **place).stdout)) == 3
 
 
 @pytest.mark.parametrize(
