@@ -53,6 +53,11 @@ _OWN_HEADERS = frozenset(
         "user-agent",
     ]
 )
+# An address of a collector. No user, so that no log shows a password.
+COLLECTOR_URL = re.compile(
+    r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]{0,200})?",
+    re.ASCII,
+)
 _MEDIA_HOST = re.compile(r"[A-Za-z0-9._*][A-Za-z0-9._*-]*|[0-9A-Fa-f:.]+")
 
 
@@ -444,6 +449,39 @@ class Settings(BaseModel):
         "budget.*",
         description="kinds of events that webhooks get, separated by commas; `*` is any text",
     )
+    otlp_endpoint: str = Field(
+        "",
+        description=(
+            "address of a collector of OpenTelemetry, such as http://127.0.0.1:4318; needs"
+            " `fitserve[otel]`; docs/tracing.md"
+        ),
+    )
+    otlp_protocol: Literal["http", "grpc"] = Field(
+        "http", description="protocol of otlp_endpoint; collectors mostly take gRPC at port 4317"
+    )
+    otlp_headers: Secret | None = Field(
+        None, description="headers for the collector: NAME=VALUE separated by commas"
+    )
+    otlp_signals: str = Field(
+        "traces",
+        description="signals for the collector, separated by commas: `traces`, `metrics`",
+    )
+    trace_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description=(
+            "part of requests that is traced, where the client sends no `traceparent`, whose flag"
+            " decides otherwise"
+        ),
+    )
+    engine_otlp_endpoint: str = Field(
+        "",
+        description=(
+            "address of a collector as engines reach it (OTLP over gRPC), such as"
+            " http://collector:4317; their own traces go there, where their version has any"
+        ),
+    )
     access_log: bool = Field(
         False,
         description=(
@@ -496,6 +534,36 @@ class Settings(BaseModel):
                 "it is not an address such as https://login.example.org without a user"
             )
         return url
+
+    @field_validator("otlp_endpoint", "engine_otlp_endpoint")
+    @classmethod
+    def _check_collector(cls, url: str) -> str:
+        """Raise ValueError without the URL, which may hold a password."""
+        if url and not COLLECTOR_URL.fullmatch(url):
+            raise ValueError(
+                "it is not an address such as http://127.0.0.1:4318 without a user or a query"
+            )
+        return url
+
+    @field_validator("otlp_signals")
+    @classmethod
+    def _check_signals(cls, text: str) -> str:
+        signals = _split_at_commas(text)
+        if not signals or not {*signals} <= {"traces", "metrics"}:
+            raise ValueError(f"{text[:100]!r} is not `traces`, `metrics` or both")
+        return text
+
+    @field_validator("otlp_headers")
+    @classmethod
+    def _check_collector_headers(cls, headers: Secret | None) -> Secret | None:
+        """Raise ValueError without the headers, which are secrets."""
+        for text in _split_at_commas(headers.reveal()) if headers is not None else ():
+            name, separator, value = text.partition("=")
+            if not (separator and _HEADER.fullmatch(name.strip()) and value.isprintable()):
+                raise ValueError("give NAME=VALUE, separated by commas")
+            if not value.isascii():
+                raise ValueError("a value has characters that no header can hold")
+        return headers
 
     @field_validator("proxy_addresses")
     @classmethod
@@ -613,6 +681,22 @@ class Settings(BaseModel):
     @property
     def webhook_kinds(self) -> tuple[str, ...]:
         return _split_at_commas(self.webhook_events)
+
+    @property
+    def collector_headers(self) -> dict[str, str]:
+        """The headers for the collector by lower-case name, which gRPC demands."""
+        texts = _split_at_commas(self.otlp_headers.reveal()) if self.otlp_headers else ()
+        pairs = [text.partition("=") for text in texts]
+        return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    def exports(self, signal: Literal["traces", "metrics"]) -> bool:
+        """Whether a collector gets this signal."""
+        return bool(self.otlp_endpoint) and signal in _split_at_commas(self.otlp_signals)
+
+    @property
+    def request_trace_ratio(self) -> float | None:
+        """The part of requests that is traced; None: traces are off."""
+        return self.trace_ratio if self.exports("traces") else None
 
     @property
     def web_origins(self) -> tuple[str, ...]:

@@ -40,9 +40,15 @@ async def _serve(settings: Settings) -> None:
     try:
         allowed_images = profiles.allowed_images(settings.allowed_images)
         resolved_images = ResolvedImages(settings.data / "images.json")
-        async with Agent(host, profiles.engine, models, allowed_images, resolved_images).serving(
-            settings.agent
-        ):
+        agent = Agent(
+            host,
+            profiles.engine,
+            models,
+            allowed_images,
+            resolved_images,
+            trace_endpoint=settings.engine_otlp_endpoint,
+        )
+        async with agent.serving(settings.agent):
             log.info(
                 "listening",
                 socket=str(settings.agent),

@@ -18,6 +18,7 @@ from gateway.engines.common import engine_auth, expert_warmups, media_hosts_flag
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS
 from gateway.engines.common.span import Rendezvous
+from gateway.engines.common.trace_flags import SERVICE_VARIABLE
 from gateway.engines.registry import engine_kind
 from gateway.errors import BadFlag
 from gateway.planner.flags import GATEWAY_FLAGS, check_text, check_value, quiet_flags
@@ -243,6 +244,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
         )
         # An authentication layer protects its development endpoints then.
         is_planned |= (name, value) == engine_auth.DEV_MODE and engine.has_sleep_mode
+        is_planned |= (name, value) == (SERVICE_VARIABLE, engine.kind)
         address = name == engine_kind(engine.kind).address_env
         is_planned |= address and re.fullmatch(r"[\w.:-]{1,253}", value, re.ASCII) is not None
         if not is_planned:

@@ -17,6 +17,7 @@ from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.common.media_hosts_flag import host_arguments
 from gateway.engines.common.open_flags import closing_reason
 from gateway.engines.common.resources import OFFLOAD_FLAG
+from gateway.engines.common.trace_flags import trace_arguments, trace_environment
 from gateway.engines.registry import engine_kind
 from gateway.errors import BadFlag, near_name
 from gateway.variables import unprintable_value
@@ -130,6 +131,7 @@ class LaunchInputs(FrozenRecord, frozen=True):
     copy_number: the number of this copy of a plan over several nodes.
     media_hosts: the only ones that the engine may fetch media from; (): any.
     is_exposed: other machines reach its port, so each path needs its key.
+    trace_endpoint: the collector of its own traces; "": none.
     """
 
     weights: str
@@ -143,6 +145,7 @@ class LaunchInputs(FrozenRecord, frozen=True):
     copy_number: int = 0
     media_hosts: tuple[str, ...] = ()
     is_exposed: bool = False
+    trace_endpoint: str = ""
 
 
 def launch_spec(
@@ -167,7 +170,7 @@ def launch_spec(
         "host": listen,
         "port": port,
     }
-    env = {**engine.env, **expert_warmups.drop_skips(plan).env}
+    env = _environment(plan, engine, inputs)
     nodes = tuple(
         NodeLaunch(
             node=node_ranks.node,
@@ -204,6 +207,14 @@ def launch_spec(
     )
 
 
+def _environment(plan: Plan, engine: Engine, inputs: LaunchInputs) -> dict[str, str]:
+    return {
+        **engine.env,
+        **trace_environment(engine, inputs.trace_endpoint),
+        **expert_warmups.drop_skips(plan).env,
+    }
+
+
 def _command(
     plan: Plan,
     engine: Engine,
@@ -226,6 +237,7 @@ def _command(
         )
         + (node.argv if node is not None else ())
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
+        + trace_arguments(engine, inputs.trace_endpoint)
         + host_arguments(engine, inputs.media_hosts, plan.argv)
         + list_arguments(engine, inputs.adapters)
         + arguments({engine.spelling.get(flag, flag): value for flag, value in last.items()})

@@ -46,6 +46,7 @@ request of the tests follows it. These fields are valid only for a time:
     _upstream                                       since asked, also when done
     _retry_body                                     from asked to the first byte of the answer
     _quiet_since                                    since the first sweep
+    trace                                           since its meter set it, if the meter traces
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ from gateway.proxy.upstream_connection import TAIL_BYTES, UpstreamConnection
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
+    from gateway.proxy.tracing.traced_metrics import RequestTrace
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +110,7 @@ class Exchange:
     """An inference request with its answer.
 
     `keep_alive`: the connection may serve another request. `call` is read when the request starts;
-    `content_type`: the header line of its body for the engine.
+    `content_type`: the header lines of its body for the engine, and of its trace.
     """
 
     __slots__ = (
@@ -139,6 +141,7 @@ class Exchange:
         "request_head",
         "started_at",
         "state",
+        "trace",
         "upload",
     )
 
@@ -173,6 +176,7 @@ class Exchange:
         self.outcome: Outcome = ""
         self.model = ""  # name of a known model
         self.counters: Any = None  # state of the meter
+        self.trace: RequestTrace  # of a meter that traces
         self.replica: RoutedReplica | None = None
         self._upstream: UpstreamConnection | None = None
         self._usage: TokenUsage | None = None
@@ -194,6 +198,12 @@ class Exchange:
     def shape(self) -> Shape:
         """The API that defines the form of errors for the client."""
         return self.endpoint.shape
+
+    @property
+    def queued_at(self) -> float | None:
+        """Time of the loop at which the present wait for a replica began; None: it is not
+        queued."""
+        return self._wait.queued_at if self.state == "queued" else None
 
     @property
     def sent_bytes(self) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Headers = tuple[tuple[bytes, bytes], ...]
 
 VALUE_BYTES = 512  # of a header that is passed on
-_PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
+PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
 _LENGTH = re.compile(rb"[0-9]{1,18}").fullmatch
 # A request that has passed this many fitserve gateways is refused, because they may be endpoints of
 # each other.
@@ -84,7 +84,7 @@ def request_lines(headers: dict[bytes, bytes]) -> bytes:
         [
             b"%b: %b\r\n" % (name, headers[name])
             for name in _FORWARDED_HEADERS
-            if name in headers and _PLAIN_VALUE(headers[name])
+            if name in headers and PLAIN_VALUE(headers[name])
         ]
     )
 
@@ -141,7 +141,7 @@ class AnswerHead:
 def client_lines(headers: Headers) -> tuple[bytes, bool]:
     """The header lines for the client, and whether an event stream follows. Cached, because engines
     send the same few sets."""
-    plain_headers = [(name, value) for name, value in headers if _PLAIN_VALUE(value)]
+    plain_headers = [(name, value) for name, value in headers if PLAIN_VALUE(value)]
     events = any(
         name == b"content-type" and value[:17].lower() == b"text/event-stream"
         for name, value in plain_headers

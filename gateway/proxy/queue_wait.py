@@ -25,15 +25,19 @@ _STREAM_ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
 
 
 class QueueWait:
-    """The wait of an exchange in the queue of its model. `avoid`: a replica that took no
-    connection."""
+    """The wait of an exchange in the queue of its model.
+
+    avoid: a replica that took no connection.
+    queued_at: time of the loop at its begin.
+    """
 
     def __init__(self, exchange: Exchange, avoid: str | None) -> None:
         self.call = exchange.call
         self.caller = exchange.key.name
         self.avoid = avoid
         self._exchange = exchange
-        self._waiting_since = self._commented_at = exchange.plane.loop.time()
+        self.queued_at = exchange.plane.loop.time()
+        self._waiting_since = self._commented_at = self.queued_at
         self._state = ""  # "ready" or "away", as at the last look; "" before the first
 
     def go(self, replica: RoutedReplica) -> None:

@@ -50,8 +50,8 @@ from gateway.proxy.access.prices import Prices
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.limits import Limits
-from gateway.proxy.metrics.access_log import AccessLog
 from gateway.proxy.metrics.counters import Metrics
+from gateway.proxy.metrics.request_metrics import request_metrics
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.server import health_routes
@@ -103,6 +103,7 @@ from gateway.version import __version__
 if TYPE_CHECKING:
     from gateway.proxy.workers.supervisor import Workers
     from gateway.server.network_watch import NetworkWatch
+    from gateway.server.telemetry.telemetry import Telemetry
 
 _ROUTERS = (
     gauges.router,
@@ -223,7 +224,12 @@ def build_front(
         end_revoked=settings.end_revoked,
         file_bytes=settings.batch_file_bytes,
     )
-    metrics = AccessLog() if settings.access_log else Metrics()
+    telemetry = _build_telemetry(settings, has_workers=shared_parts is not None)
+    metrics = request_metrics(
+        has_access_log=settings.access_log,
+        trace_ratio=settings.request_trace_ratio if shared_parts is None else None,
+        spans=telemetry.spans if telemetry is not None else None,
+    )
     ledger = Ledger(settings.data)
     prices = read_prices(settings.prices)
     workers = (
@@ -231,6 +237,9 @@ def build_front(
         if shared_parts is not None
         else None
     )
+    if workers is not None and telemetry is not None:
+        workers.trace_ratio = settings.request_trace_ratio
+        workers.on_spans = telemetry.spans.extend
     routes = Routes(queue_per_model=settings.queue_per_model) if workers is None else workers.routes
     plane = DataPlane(routes, keys, limits, metrics)
     plane.limiter.teller = BudgetAdmission(ledger, prices)
@@ -246,7 +255,18 @@ def build_front(
         ledger=ledger,
         prices=prices,
         identities=build_identities(settings, keys),
+        telemetry=telemetry,
     )
+
+
+def _build_telemetry(settings: Settings, *, has_workers: bool) -> Telemetry | None:
+    """The export to a collector; None: none is configured. Raises SettingsError."""
+    if not settings.otlp_endpoint:
+        return None
+    # Not without a collector.
+    from gateway.server.telemetry.telemetry import build_telemetry
+
+    return build_telemetry(settings, has_workers=has_workers)
 
 
 async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = None) -> Gateway:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gateway.server.metrics.usage_keeper import UsageKeeper
     from gateway.server.network_watch import NetworkWatch
     from gateway.server.page.live_stream import LiveStream
+    from gateway.server.telemetry.telemetry import Telemetry
     from gateway.settings import Settings
     from gateway.store.store import Store
 
@@ -53,6 +54,7 @@ class ServingParts:
 
     workers: None in a gateway of one process.
     identities: None without a proxy or provider that names people.
+    telemetry: None without a collector of OpenTelemetry.
     """
 
     settings: Settings
@@ -66,6 +68,7 @@ class ServingParts:
     ledger: Ledger
     prices: Prices
     identities: Identities | None = None
+    telemetry: Telemetry | None = None
 
     def routed_models(self) -> set[str]:
         """The names of models with a replica that takes requests."""

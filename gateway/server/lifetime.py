@@ -13,6 +13,7 @@ from gateway.server.gateway_parts import Gateway
 from gateway.server.handover import Handover, HandoverOffer
 from gateway.server.idle_memory import trim_memory
 from gateway.server.lock_watch import LockWatch
+from gateway.server.metrics.gauges import all_samples
 from gateway.server.models_file_watch import ModelsFileWatch
 
 log = Logger("fitserve")
@@ -61,6 +62,8 @@ class Lifetime:
             app.certificate.watch()
         if front.workers is not None:
             front.workers.start()
+        if front.telemetry is not None:
+            front.telemetry.start(partial(all_samples, self._gateway))
         batches.start()
         self._announcing = asyncio.create_task(self._announce())
         if app.lock is not None and app.drain is not None:
@@ -83,6 +86,8 @@ class Lifetime:
         if workers is not None:
             await workers.close()
         self._front.plane.close()
+        if self._front.telemetry is not None:
+            await self._front.telemetry.close()
         if not app.is_replaced:
             systemd.notify("STOPPING=1")
             await self._stop_loop()
@@ -123,6 +128,8 @@ class Lifetime:
     async def _stop_loop(self) -> None:
         """End all that changes engines or the database."""
         gateway = self._gateway
+        if self._front.telemetry is not None:
+            await self._front.telemetry.close_metrics()
         await gateway.batches.close()
         if self._models_file is not None:
             await self._models_file.close()

@@ -231,3 +231,46 @@ def test_folders_for_browsing_are_absolute_and_may_be_none(monkeypatch: pytest.M
     assert load_settings().browsable_folders == (Path("/srv/models"), Path("/data"))
     monkeypatch.setenv("FITSERVE_MODEL_FOLDERS", "none")
     assert load_settings().browsable_folders == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTLP_ENDPOINT", "127.0.0.1:4318"),
+        ("OTLP_ENDPOINT", "http://me:hidden@host:4318"),
+        ("OTLP_ENDPOINT", "http://host:4318/?token=hidden"),
+        ("ENGINE_OTLP_ENDPOINT", "http://host:4317 --hidden"),
+        ("OTLP_HEADERS", "authorization hidden"),
+        ("OTLP_HEADERS", "a b=hidden"),
+        ("OTLP_HEADERS", "x=hidden\x01"),
+        ("OTLP_SIGNALS", "logs"),
+        ("OTLP_SIGNALS", ","),
+        ("OTLP_PROTOCOL", "udp"),
+        ("TRACE_RATIO", "1.5"),
+    ],
+)
+def test_a_wrong_setting_of_traces_is_reported_without_its_secrets(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"FITSERVE_{name}", value)
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+    assert f"FITSERVE_{name}" in str(error.value)
+    assert "hidden" not in str(error.value)
+
+
+def test_traces_are_off_without_a_collector_and_by_their_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert load_settings().request_trace_ratio is None
+    monkeypatch.setenv("FITSERVE_OTLP_ENDPOINT", "https://collector.example:4318/otlp")
+    monkeypatch.setenv("FITSERVE_TRACE_RATIO", "0.25")
+    monkeypatch.setenv("FITSERVE_OTLP_HEADERS", "Authorization=Bearer a=b, X-Team=red")
+    settings = load_settings()
+    assert settings.request_trace_ratio == 0.25
+    assert not settings.exports("metrics")
+    assert settings.collector_headers == {"authorization": "Bearer a=b", "x-team": "red"}
+    monkeypatch.setenv("FITSERVE_OTLP_SIGNALS", "metrics")
+    settings = load_settings()
+    assert settings.exports("metrics")
+    assert settings.request_trace_ratio is None

@@ -16,6 +16,7 @@ from gateway.domain import Engine, Hardware, PreparedView
 from gateway.domain.release import release
 from gateway.domain.units import GIB, gib
 from gateway.engines.common.planning_input import host_reserve_bytes
+from gateway.machine.collector_reach import EXTRA_HINT
 
 # Engines raise their own limit to this number: set_ulimit in vllm/utils/system_utils.py:264
 # (0.33.0) and sglang/srt/utils/common.py:2585 (0.5.23).
@@ -383,6 +384,26 @@ def disk(free_by_folder: Mapping[str, tuple[str, int | None]]) -> list[MachineCh
             )
         )
     return checks
+
+
+def collector(address: str, library: str | None, problem: str) -> MachineCheck:
+    """The collector of OpenTelemetry.
+
+    address: the value of FITSERVE_OTLP_ENDPOINT.
+    library: a package that is not installed.
+    problem: the reason for which no connection opens; "": one opens.
+    """
+    if library is not None:
+        finding = f"{address} is set, and {library} is not installed: the gateway cannot start"
+        return MachineCheck("collector", "fail", finding, EXTRA_HINT)
+    if problem:
+        return MachineCheck(
+            "collector",
+            "warn",
+            f"{address} does not answer ({problem}): spans are dropped until it does",
+            "Start it, or correct FITSERVE_OTLP_ENDPOINT.",
+        )
+    return MachineCheck("collector", "ok", f"{address} answers")
 
 
 def hub(answer: HubAnswer) -> list[MachineCheck]:

@@ -23,6 +23,7 @@ from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import is_available
 from gateway.hosts.process.prepared.pool import PreparedEngines
+from gateway.machine.collector_reach import connection_problem, missing_library
 from gateway.machine.environment import engine_dir, is_installed
 from gateway.machine.gpu_watch import allowed_devices
 from gateway.machine.nvml import Nvml
@@ -81,6 +82,7 @@ def examine(
         checks.open_files(*limits["open files"], has_containers=in_containers),
         checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
         *checks.disk(_free(settings)),
+        _check_collector(settings.otlp_endpoint),
         *checks.hub(readings.hub(settings.hf_endpoint, settings.hf_token)),
     ]
     all_checks = [check for check in machine_checks if check is not None]
@@ -101,6 +103,13 @@ def _prepared_engines_check(settings: Settings) -> MachineCheck | None:
         return checks.prepared_engines(pool.views(), settings.prepared_engines)
     finally:
         pool.close()
+
+
+def _check_collector(address: str) -> MachineCheck | None:
+    """The collector of OpenTelemetry; None where none is configured."""
+    if not address:
+        return None
+    return checks.collector(address, missing_library(), connection_problem(address))
 
 
 def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:

@@ -199,6 +199,7 @@ def _routed_replica(attempt: Attempt, url: str, instance: Instance) -> RoutedRep
         priority_factor=kind.priority_factor(plan.argv),
         has_default_priority=kind.has_default_priority(plan.argv),
         gpus=len(plan.gpus),
+        engine=str(plan.engine),
     )
 
 

@@ -30,7 +30,7 @@ from gateway.domain import (
     StartConditions,
 )
 from gateway.domain.units import GIB
-from gateway.engines.common import resources
+from gateway.engines.common import resources, trace_flags
 from gateway.engines.common.chat import template
 from gateway.engines.common.engine_auth import drop_dev_endpoints
 from gateway.engines.common.expert_warmups import drop_skips
@@ -341,12 +341,31 @@ class Launcher:
                 cache_bytes=cache_bytes,
                 media_hosts=self.settings.engine_media_hosts,
                 is_exposed=site == "cluster",
+                trace_endpoint=self._trace_endpoint(engine, site),
             ),
             name=attempt.instance_name,
             model=attempt.model,
             attempt=attempt.id,
             port=attempt.port,
         )
+
+    def _trace_endpoint(self, engine: Engine, site: _Site) -> str:
+        """The collector of the engine's own traces; "" where its environment has no library for
+        it, as its start would fail."""
+        endpoint = self.settings.engine_otlp_endpoint
+        folder = engine_dir(self.settings.data, engine)
+        if (
+            endpoint
+            and site == "process"
+            and not any(folder.glob(f"lib/python3.*/site-packages/{trace_flags.LIBRARY}"))
+        ):
+            log.warning(
+                "the engine starts without traces: its environment has no OpenTelemetry",
+                engine=str(engine.ref),
+                hint=f"Install opentelemetry-exporter-otlp in {folder}.",
+            )
+            return ""
+        return endpoint
 
     def store_template(self, text: str) -> None:
         """Keep a chat template for plans that name it. Raises StoreError."""

@@ -323,7 +323,8 @@ class Agent(HostServer):
 
     `engine` gives the profile of an engine by name, and raises NotFound.
 
-    `models` is the mount of engines; `resolved_images` are the images found under allowed names.
+    `models` is the mount of engines; `resolved_images` are the images found under allowed names;
+    `trace_endpoint` is the only collector of engines.
     """
 
     def __init__(
@@ -333,8 +334,10 @@ class Agent(HostServer):
         models: Mount,
         allowed_images: AllowedImages,
         resolved_images: ResolvedImages,
+        trace_endpoint: str = "",
     ) -> None:
         super().__init__(host)
+        self._trace_endpoint = trace_endpoint
         self._engine = engine
         self._models = models
         self._allowed_images = allowed_images
@@ -345,7 +348,12 @@ class Agent(HostServer):
             case StartCall(spec=spec) | ExpectCall(spec=spec):
                 profile = await self._engine_profile(spec.engine)
                 check_launch(
-                    spec, profile, self._models, self._allowed_images, self._resolved_images.digests
+                    spec,
+                    profile,
+                    self._models,
+                    self._allowed_images,
+                    self._resolved_images.digests,
+                    trace_endpoint=self._trace_endpoint,
                 )
             case (
                 PrepareCall(engine=engine)

@@ -15,6 +15,7 @@ from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.domain.units import GIB
 from gateway.domain.value import MAX_BYTES
 from gateway.domain.wish import NAME_PATTERN
+from gateway.engines.common.trace_flags import drop_trace_arguments
 from gateway.engines.registry import engine_kind
 from gateway.errors import AgentRefusal, BadFlag
 from gateway.planner.command import check_command, check_environment
@@ -68,11 +69,12 @@ def check_launch(
     models: Mount,
     allowed_images: AllowedImages,
     resolved_images: Mapping[str, str],
+    trace_endpoint: str = "",
 ) -> None:
     """Refuse a launch that no plan for this engine makes. Raises AgentRefusal.
 
     `models` is the only allowed mount. A folder below it could be replaced by a link after the
-    check.
+    check. `trace_endpoint` is the only collector of traces that an engine may have.
     """
     check_engine(spec.engine, engine, allowed_images, resolved_images)
     _check_names(spec)
@@ -90,8 +92,9 @@ def check_launch(
     _check_profile_fields(spec, engine)
     _check_sizes(spec)
     try:
+        argv = drop_trace_arguments(engine, spec.argv, trace_endpoint)
         check_command(
-            engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target
+            engine, argv, spec.env, model=spec.model, port=spec.port, folder=models.target
         )
         check_environment(engine, spec.env)
     except BadFlag as error:
@@ -150,6 +153,6 @@ def _policy_error(reason: str) -> AgentRefusal:
         f"The agent refuses: {reason}.",
         hint=(
             "Gateway and agent must be of one version, with the same FITSERVE_PROFILES_DIR,"
-            " FITSERVE_MODELS_DIR and FITSERVE_MODELS_SOURCE."
+            " FITSERVE_MODELS_DIR, FITSERVE_MODELS_SOURCE and FITSERVE_ENGINE_OTLP_ENDPOINT."
         ),
     )

@@ -36,6 +36,7 @@ class RoutedReplica:
         priorities.
     has_default_priority: a request without a priority is one of priority 0 there.
     gpus: number of its GPUs; 0: none, or not known.
+    engine: its kind and version; "": not known.
     """
 
     url: str
@@ -49,6 +50,7 @@ class RoutedReplica:
     priority_factor: int = 0
     has_default_priority: bool = False
     gpus: int = 0
+    engine: str = ""
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)
 

@@ -12,9 +12,9 @@ RequestsReport       worker    the answers to RequestsQuery, in order
 Report               worker    twice a second; immediately for a new route table, and for the first
                                request that waits for a model
 
-Each table is a complete value that replaces the previous one; only `usage` of a report is a
-difference. Any other message is an error (msgspec checks the types): the versions differ, and the
-worker is restarted.
+Each table is a complete value that replaces the previous one; only `usage` and `spans` of a report
+are differences. Any other message is an error (msgspec checks the types): the versions differ, and
+the worker is restarted.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     grace_s: time to finish at the end.
     tls: the certificate in use.
     prices: the prices for budgets of money.
+    trace_ratio: the part of requests that is traced; None: traces are off.
     """
 
     workers: int
@@ -94,6 +95,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     routes: RouteTableMessage
     keys: KeyTableMessage
     prices: Prices = Prices()
+    trace_ratio: float | None = None
 
 
 class OtherLoads(msgspec.Struct, frozen=True, tag=True):
@@ -140,7 +142,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     samples: all its metrics, None: unchanged.
     tables: number of route tables applied.
     waiting: models with waiting requests, and the seconds of the oldest.
-    usage: counts since the last report, the only field that is a difference.
+    usage: counts since the last report.
+    spans: ended requests since the last report (`gateway.proxy.tracing.request_span`).
     kept_places: free places of replicas that the worker keeps for earlier classes.
     """
 
@@ -150,6 +153,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     waiting: dict[str, float] = {}
     usage: tuple[UsageRow, ...] = ()
     kept_places: dict[str, int] = {}
+    spans: tuple[tuple[Any, ...], ...] = ()
 
 
 ToWorker = (

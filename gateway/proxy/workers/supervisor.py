@@ -23,10 +23,11 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from gateway.decoding import DECODE_ERRORS
 from gateway.logging import Logger
@@ -137,6 +138,9 @@ class Workers:
         self._watching: SupervisedTask | None = None
         self._drain_event = asyncio.Event()
         self.prices = Prices()
+        self.trace_ratio: float | None = None
+        self.on_spans: Callable[[tuple[tuple[Any, ...], ...]], object] = lambda _: None
+        """Called with the spans of each report."""
         self.was_handed_over = False  # another gateway has the control socket
 
     # --- called by the application ---
@@ -359,6 +363,7 @@ class Workers:
             routes=build_route_message(self.routes.table),
             keys=build_key_message(self._keys, self._rows),
             prices=self.prices,
+            trace_ratio=self.trace_ratio,
         )
 
     async def _read_reports(self, worker: _Worker) -> None:
@@ -384,6 +389,7 @@ class Workers:
                 worker.kept_places = report.kept_places
                 worker.samples = worker.samples if report.samples is None else report.samples
                 self._usage.add(report.usage)
+                self.on_spans(report.spans)
                 self._merge_report(worker, report)
 
     def _merge_report(self, worker: _Worker, report: Report) -> None:

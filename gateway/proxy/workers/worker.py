@@ -33,8 +33,8 @@ from gateway.proxy.access.ledger import Ledger
 from gateway.proxy.access.origins import Origins
 from gateway.proxy.client_connection import client_protocol, inner_protocol
 from gateway.proxy.data_plane import DataPlane
-from gateway.proxy.metrics.access_log import AccessLog
-from gateway.proxy.metrics.counters import Metrics, Sample
+from gateway.proxy.metrics.counters import Sample
+from gateway.proxy.metrics.request_metrics import request_metrics
 from gateway.proxy.ollama.ollama_app import OllamaApp
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.uvicorn_config import uvicorn_config
@@ -77,7 +77,9 @@ class Worker:
         origins = Origins(frozenset(begin.limits.origins))
         self.keys = Keys(None, None, failed_logins=FailedLogins(memory=memory), origins=origins)
         self.limiter = SharedRateLimiter(memory, index, BudgetAdmission(ledger, begin.prices))
-        self.metrics = AccessLog() if begin.access_log else Metrics()
+        self.metrics = request_metrics(
+            has_access_log=begin.access_log, trace_ratio=begin.trace_ratio
+        )
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
         self.drain: Callable[[float], object] = lambda _: None
@@ -157,6 +159,7 @@ class Worker:
                 self.routes.demand(),
                 usage=usage,
                 kept_places=self.routes.kept_places(),
+                spans=self.metrics.drain_spans(),
             )
         )
 

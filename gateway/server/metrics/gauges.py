@@ -45,6 +45,13 @@ async def metrics(request: Request) -> PlainTextResponse:
 
 
 async def _metrics_text(gateway: Gateway) -> bytes:
+    samples = await all_samples(gateway)
+    # Many models take tens of milliseconds, which must not delay streams.
+    return (await asyncio.to_thread(render, samples)).encode()
+
+
+async def all_samples(gateway: Gateway) -> list[Sample]:
+    """All metrics of the gateway, each name with its labels once."""
     front = gateway.serving
     loop = gateway.loop
     facts = await asyncio.to_thread(gateway.store.fact_counts)
@@ -58,10 +65,11 @@ async def _metrics_text(gateway: Gateway) -> bytes:
     ]
     samples += [*gateway.engine_series.samples(), *_gpu_samples(front.gpus)]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
+    if front.telemetry is not None:
+        samples += front.telemetry.samples()
     if front.workers is not None:
         samples = _sum_samples([*samples, *front.workers.samples()])
-    # Many models take tens of milliseconds, which must not delay streams.
-    return (await asyncio.to_thread(render, samples)).encode()
+    return samples
 
 
 def requests_ended(counted_samples: Metrics, workers: Workers | None) -> dict[str, float]:

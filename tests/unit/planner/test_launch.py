@@ -25,6 +25,7 @@ def launch(
     media_hosts: tuple[str, ...] = (),
     *,
     is_exposed: bool = False,
+    trace_endpoint: str = "",
     **changes: Any,
 ) -> Any:
     return launch_spec(
@@ -36,6 +37,7 @@ def launch(
             environment=environment,
             media_hosts=media_hosts,
             is_exposed=is_exposed,
+            trace_endpoint=trace_endpoint,
         ),
         name="fitserve-m-r0-a1",
         model="org/m",
@@ -134,6 +136,17 @@ def test_nothing_in_a_plan_displaces_where_an_engine_listens() -> None:
     argv = launch("/e", argv=("--host=0.0.0.0", "--port=1")).argv
     assert [item for item in argv if item.startswith("--host")][-1] == "--host=127.0.0.1"
     assert [item for item in argv if item.startswith("--port")][-1] == "--port=8001"
+
+
+def test_an_engine_that_traces_gets_its_collector_before_the_flags_of_the_gateway() -> None:
+    tracing = SMALL.evolve(flags={**SMALL.flags, "otlp-traces-endpoint": Flag(type="str")})
+    spec = launch(None, tracing, trace_endpoint="http://c:4317")
+    at = spec.argv.index("--otlp-traces-endpoint=http://c:4317")
+    assert spec.argv[at + 1].startswith("--model=")
+    assert spec.env["OTEL_SERVICE_NAME"] == SMALL.kind
+    for without in (launch(None, tracing), launch(None, trace_endpoint="http://c:4317")):
+        assert "OTEL_SERVICE_NAME" not in without.env
+        assert not any("otlp" in item for item in without.argv)
 
 
 def test_an_engine_that_can_compare_hosts_of_media_gets_their_list() -> None:

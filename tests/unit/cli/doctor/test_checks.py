@@ -242,3 +242,10 @@ def test_the_doctor_lists_prepared_engines_with_their_memory() -> None:
     missing_check = checks.prepared_engines([], 1)
     assert missing_check is not None
     assert missing_check.finding.startswith("none")
+
+
+def test_the_doctor_checks_the_collector_of_traces() -> None:
+    url = "http://127.0.0.1:4318"
+    check_text(checks.collector(url, None, ""), "ok", url)
+    check_text(checks.collector(url, None, "Connection refused"), "warn", url, "refused")
+    check_text(checks.collector(url, "opentelemetry.sdk", ""), "fail", "fitserve[otel]")

@@ -30,3 +30,6 @@ def test_a_model_whose_engine_is_gone_is_not_refused_as_ready(runs: bool) -> Non
     )
     if not runs:
         assert "it is starting: none of its engines" in str(model_route.not_ready_error())
+    # Spans of requests name the engine.
+    engines = [routed_replica.engine for routed_replica in model_route.replicas]
+    assert engines == ([str(serving.plan.engine)] if runs else [])

@@ -13,13 +13,16 @@ from gateway.controller.steps.launcher import Launcher
 from gateway.domain import (
     Attempt,
     ChatTemplate,
+    Flag,
     Instance,
     LaunchSpec,
     ModelRef,
     Mount,
     StartConditions,
 )
+from gateway.engines.common.trace_flags import ENDPOINT, LIBRARY
 from gateway.errors import BadModel
+from gateway.machine.environment import engine_dir
 from gateway.settings import Settings
 from tests.support.makers import attempt, engine
 
@@ -209,3 +212,29 @@ async def test_a_folder_that_became_a_link_since_it_was_planned_is_not_shown(
         (tmp_path / "models").symlink_to(tmp_path / "secret")
     with pytest.raises(BadModel, match="was replaced after the model was planned"):
         await launch_mounts(tmp_path, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_library", "is_traced"),
+    [("docker", False, True), ("process", False, False), ("process", True, True)],
+)
+async def test_an_installed_engine_traces_only_with_its_library(
+    tmp_path: Path, kind: str, has_library: bool, is_traced: bool
+) -> None:
+    url = "http://collector:4317"
+    traced_engine = engine(flags={ENDPOINT: Flag(type="str")})
+    settings = Settings(data_dir=tmp_path / "data", engine_otlp_endpoint=url)
+    if has_library:
+        packages = engine_dir(settings.data, traced_engine) / "lib/python3.11/site-packages"
+        (packages / LIBRARY).mkdir(parents=True)
+    host: Any = Docker()
+    host.kind = kind
+    download: Any = None
+    launcher = Launcher(settings, host, lambda _: traced_engine, download)
+    (folder := tmp_path / "model").mkdir()
+    start: Attempt = attempt()
+    model = ModelRef(source=str(folder), task="generate", vocab=1)
+    await launch(launcher, start.evolve(plan=start.plan.evolve(model=model)))
+    [spec] = host.started
+    assert (f"--{ENDPOINT}={url}" in spec.argv) is is_traced
+    assert ("OTEL_SERVICE_NAME" in spec.env) is is_traced

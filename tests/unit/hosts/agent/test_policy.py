@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, NodeLaunch, Plan
+from gateway.engines.common.trace_flags import trace_arguments
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
 from gateway.planner.flags import LaunchInputs, launch_spec
@@ -191,6 +192,19 @@ def test_hosts_of_media_are_let_through_before_adapters() -> None:
     for items in (hosts, (*hosts, *adapter)):
         launch_with_flags = launch(PLAN, argv=with_flags(*items))
         check_launch(launch_with_flags, ENGINE, SHARED, ALLOWED, RESOLVED)
+
+
+def test_traces_of_an_engine_go_only_to_the_collector_of_the_agent() -> None:
+    items = trace_arguments(ENGINE, "http://collector:4317")
+    env = {**launch(PLAN).env, "OTEL_SERVICE_NAME": ENGINE.kind}
+    spec_of = launch(PLAN, argv=with_flags(*items), env=env)
+    check_launch(spec_of, ENGINE, SHARED, ALLOWED, RESOLVED, "http://collector:4317")
+    for endpoint in ("", "http://collector:4318", "http://collector"):
+        with pytest.raises(AgentRefusal, match="otlp-traces-endpoint is not part of any plan"):
+            check_launch(spec_of, ENGINE, SHARED, ALLOWED, RESOLVED, endpoint)
+    named = spec_of.evolve(env={**env, "OTEL_SERVICE_NAME": "another"})
+    with pytest.raises(AgentRefusal, match="OTEL_SERVICE_NAME"):
+        check_launch(named, ENGINE, SHARED, ALLOWED, RESOLVED, "http://collector:4317")
 
 
 def test_no_field_of_a_launch_goes_unchecked() -> None:

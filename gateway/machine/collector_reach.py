@@ -1,0 +1,35 @@
+"""Whether a collector of OpenTelemetry can be reached, and its libraries are installed."""
+
+from __future__ import annotations
+
+import socket
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+
+_CONNECT_S = 3.0
+# Packages, with a part of each.
+_LIBRARIES = {"opentelemetry.sdk": "trace", "opentelemetry.exporter.otlp.proto": "http"}
+EXTRA_HINT = 'Install it with `pip install "fitserve[otel]"`, or unset the variable.'
+
+
+def missing_library() -> str | None:
+    """The first package that the export needs and that is not installed. Imports only packages that
+    are names."""
+    for package, part in _LIBRARIES.items():
+        try:
+            if find_spec(f"{package}.{part}") is None:
+                return package
+        except ModuleNotFoundError:
+            return package
+    return None
+
+
+def connection_problem(url: str) -> str:
+    """The reason for which no connection to the collector opens; "": one opens."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=_CONNECT_S):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__

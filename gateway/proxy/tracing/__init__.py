@@ -1,0 +1,1 @@
+"""Spans of requests in the data plane, without any library of OpenTelemetry."""
