@@ -21,6 +21,7 @@ PAGES = (
     "docs/state.md",
     "docs/recipes.md",
     "docs/style.md",
+    "benchmarks/README.md",
     "tests/README.md",
 )
 FOLDERS = ("benchmarks", "docker", "docs", "gateway", "profiles", "scripts", "tests")
@@ -62,6 +63,18 @@ def test_every_module_has_a_first_docstring_line() -> None:
 def test_the_page_of_tests_has_a_row_for_each_tier() -> None:
     rows = re.findall(r"^\| `tests/(\w+)` \|", (ROOT / "tests/README.md").read_text(), re.MULTILINE)
     assert tuple(rows) == TIERS
+
+
+def test_the_page_of_benchmarks_has_a_row_for_each_program() -> None:
+    folder = ROOT / "benchmarks"
+    text = (folder / "README.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| [^|]+ \|$", text, re.MULTILINE)
+    programs = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    assert sorted(rows) == sorted(programs)
 
 
 def profile_rows() -> list[Any]:

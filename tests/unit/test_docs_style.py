@@ -258,6 +258,19 @@ def test_no_command_installs_the_package_from_an_index_without_one() -> None:
         assert [path for path, text in texts.items() if re.search(r"fitserve\[\w", text)] == []
 
 
+def test_the_words_of_the_architecture_are_in_order() -> None:
+    text = (ROOT / "docs/architecture.md").read_text().partition("## Words")[2]
+    words = re.findall(r"^\| ([^|]+) \|", text.partition("\n## ")[0], re.MULTILINE)[2:]
+    assert words == sorted(set(words))
+
+
+@pytest.mark.parametrize("page", READERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_begins_with_a_sentence(page: Path) -> None:
+    title, _, first_line = page.read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert re.match(r"[\w`\[]", first_line), first_line
+
+
 def test_the_front_pages_are_short() -> None:
     limits = {"README.md": 120, "CONTRIBUTING.md": 150}
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in limits}

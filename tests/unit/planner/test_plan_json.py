@@ -17,9 +17,13 @@ from gateway.domain import (
     LayerKernel,
     Memory,
     ModelRef,
+    Offer,
     Plan,
+    Promise,
     RejectedPlan,
 )
+from gateway.domain.decision import EngineAvailability, FitAdvice, ModelForm, RuleGap
+from gateway.domain.start import ExpectedStart, StartConditions, StartTime
 from gateway.models.read_drafter import read_drafter
 from gateway.planner.matrix import Cell
 from gateway.profiles.profiles import Profiles
@@ -116,6 +120,15 @@ def test_every_field_that_could_be_there_is_documented() -> None:
         Memory,
         RejectedPlan,
         Cell,
+        EngineAvailability,
+        ExpectedStart,
+        FitAdvice,
+        ModelForm,
+        Offer,
+        Promise,
+        RuleGap,
+        StartConditions,
+        StartTime,
     ):
         names = {field.alias or name for name, field in kind.model_fields.items()}
         assert names <= documented_words(DOCS), (
