@@ -453,7 +453,7 @@ class Settings(BaseModel):
         "",
         description=(
             "address of a collector of OpenTelemetry, such as http://127.0.0.1:4318; needs"
-            " `fitserve[otel]`; docs/tracing.md"
+            " the extra `otel`; docs/tracing.md"
         ),
     )
     otlp_protocol: Literal["http", "grpc"] = Field(

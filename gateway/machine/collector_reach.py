@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 _CONNECT_S = 3.0
 # Packages, with a part of each.
 _LIBRARIES = {"opentelemetry.sdk": "trace", "opentelemetry.exporter.otlp.proto": "http"}
-EXTRA_HINT = 'Install it with `pip install "fitserve[otel]"`, or unset the variable.'
+EXTRA_HINT = "Run `pip install '.[otel]'` in a clone of the repository, or unset the variable."
 
 
 def missing_library() -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs fitserve[otel]")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
 
 from gateway.server.telemetry.collector import Collector
 from gateway.settings import Settings

@@ -34,7 +34,7 @@ from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
 
-needs_library = pytest.mark.skipif(missing_library() is not None, reason="needs fitserve[otel]")
+needs_library = pytest.mark.skipif(missing_library() is not None, reason="needs the extra otel")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 CHAT = "/v1/chat/completions"
@@ -169,7 +169,7 @@ def test_a_start_without_the_library_names_the_package(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics.export", None)
     with pytest.raises(SettingsError, match="OpenTelemetry is not installed") as error:
         build_telemetry(Settings(otlp_endpoint="http://127.0.0.1:4318"), has_workers=False)
-    assert "fitserve[otel]" in (error.value.hint or "")
+    assert ".[otel]" in (error.value.hint or "")
 
 
 # The server framework imports the interfaces of OpenTelemetry where they are installed.

@@ -248,4 +248,4 @@ def test_the_doctor_checks_the_collector_of_traces() -> None:
     url = "http://127.0.0.1:4318"
     check_text(checks.collector(url, None, ""), "ok", url)
     check_text(checks.collector(url, None, "Connection refused"), "warn", url, "refused")
-    check_text(checks.collector(url, "opentelemetry.sdk", ""), "fail", "fitserve[otel]")
+    check_text(checks.collector(url, "opentelemetry.sdk", ""), "fail", ".[otel]")

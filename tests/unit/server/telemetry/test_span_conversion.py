@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs fitserve[otel]")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
