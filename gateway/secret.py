@@ -13,9 +13,13 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
+from gateway.errors import hide_password
+
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, SerializationInfo
     from pydantic_core import CoreSchema
+
+    from gateway.domain.value import Scalar
 
 MASK = "(hidden)"
 # Context of `model_dump_json` for files that only the gateway reads and for its own processes.
@@ -24,6 +28,12 @@ REVEAL_CONTEXT = {"secrets": "revealed"}
 _PART = 8
 # A shorter value is a part of too many words to be taken out of them.
 _MIN_SECRET_CHARACTERS = 4
+_SECRET_NAME = re.compile(
+    r"(?:(?:^|[-_.])(?:(?:api)?keys?|token|auth)|passphrase|credentials?)$|secret|passw",
+    re.IGNORECASE,
+)
+# A text in a JSON object, and its name.
+_JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:\s*)"(?:[^"\\]|\\.)*"')
 
 
 class Secret:
@@ -102,6 +112,23 @@ def shown_address(text: str) -> str:
     front, _, address = text.rpartition("@")
     scheme, mark, _ = front.partition("://")
     return f"{scheme}{mark}{address}" if mark else address
+
+
+def shown_setting(name: str, value: Scalar) -> Scalar:
+    """The value of a flag or a variable, unless its name or a name in its JSON says that it is
+    secret. Addresses have no password."""
+    if isinstance(value, bool):
+        return value
+    if _SECRET_NAME.search(name):
+        return MASK
+    if not isinstance(value, str):
+        return value
+    return _JSON_TEXT.sub(_hide_json_text, hide_password(value))
+
+
+def _hide_json_text(match: re.Match[str]) -> str:
+    name = match[1]
+    return f'"{name}"{match[2]}"{MASK}"' if _SECRET_NAME.search(name) else match[0]
 
 
 def secret_text(value: Any) -> str:

@@ -175,6 +175,14 @@ class Settings(BaseModel):
             " spaces, quoted as in a shell; in FITSERVE_CONFIG a mapping to lists"
         ),
     )
+    person_budget: dict[str, str] = Field(
+        {},
+        description=(
+            "budget of each of these people at the page, such as `tokens_per_day=100000`: limits of"
+            " requests, tokens, gpu_seconds or money per day or month, warn_percent, is_soft;"
+            " separated by spaces; in FITSERVE_CONFIG a mapping"
+        ),
+    )
     proxy_user_header: str = Field(
         "",
         description=(
@@ -185,14 +193,25 @@ class Settings(BaseModel):
     proxy_groups_header: str = Field(
         "",
         description=(
-            "header in which the proxy names the groups of its user, with commas: `Remote-Groups`"
+            "header in which the proxy names the groups of its user: `Remote-Groups`,"
+            " `X-Forwarded-Groups`, `X-authentik-groups`"
         ),
+    )
+    proxy_groups_separator: Literal[",", "|", ";"] = Field(
+        ",", description="character between the groups in that header; authentik writes `|`"
     )
     proxy_addresses: str = Field(
         "",
         description=(
             "addresses and networks of the trusted proxy, separated by commas; every program there"
             " may act for every user"
+        ),
+    )
+    proxy_client_header: str = Field(
+        "",
+        description=(
+            "header in which the proxy states the address of its client, for limits and logs:"
+            " `X-Forwarded-For`; only from proxy_addresses; default: none"
         ),
     )
     oidc_issuer: str = Field(
@@ -219,7 +238,13 @@ class Settings(BaseModel):
     oidc_user_claim: str = Field(
         "email", description="claim that names the user; `email` has to be verified by the issuer"
     )
-    oidc_groups_claim: str = Field("groups", description="claim that lists the user's groups")
+    oidc_groups_claim: str = Field(
+        "groups",
+        description=(
+            "claim that lists the user's groups; dots lead into objects:"
+            " `realm_access.roles` of Keycloak"
+        ),
+    )
     oidc_scopes: str = Field(
         "openid email profile", description="scopes that are asked of the issuer"
     )
@@ -518,7 +543,19 @@ class Settings(BaseModel):
             members[scope] = (*members.get(scope, ()), *_split_at_commas(names))
         return members
 
-    @field_validator("proxy_user_header", "proxy_groups_header")
+    @field_validator("person_budget", mode="before")
+    @classmethod
+    def _parse_budget(cls, budget: Any) -> Any:
+        if isinstance(budget, str):
+            pairs = [word.partition("=") for word in budget.split()]
+            if any(not separator for _, separator, _ in pairs):
+                raise ValueError("give LIMIT=NUMBER, separated by spaces")
+            return {name: value for name, _, value in pairs}
+        if isinstance(budget, dict):
+            return {name: str(value) for name, value in budget.items()}
+        return budget
+
+    @field_validator("proxy_user_header", "proxy_groups_header", "proxy_client_header")
     @classmethod
     def _check_header(cls, name: str) -> str:
         if name and (not _HEADER.fullmatch(name) or name.lower() in _OWN_HEADERS):

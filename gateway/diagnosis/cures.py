@@ -451,6 +451,11 @@ class Cures:
         checks = (self.rows.checks(kind).check(shape, version) for kind in kinds if kind in ENGINES)
         return next(filter(None, checks), None)
 
+    def release_checks(self) -> None:
+        """Free the tables of the engines' checks, which the next search reads once more."""
+        for kind in ENGINES:
+            self.rows.checks(kind).release()
+
     def check_steps(
         self, engine: str | None, version: str, shape: ExceptionShape, options: StartOptions
     ) -> tuple[str, ...]:

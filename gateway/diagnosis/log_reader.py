@@ -122,6 +122,11 @@ class LogReader:
         return self._evidence.is_serving
 
     @property
+    def has_failure(self) -> bool:
+        """Whether a failure is proven so far, without its description."""
+        return self._verdict.has_failure
+
+    @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of its message may make it clearer."""
         return self._verdict.failure

@@ -74,6 +74,11 @@ class LogVerdict:
         self._engine = kind or None
 
     @property
+    def has_failure(self) -> bool:
+        """Whether a failure is proven so far."""
+        return self._proven_candidate() is not None
+
+    @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of its message may make it clearer."""
         return self._build_failure(self._proven_candidate())

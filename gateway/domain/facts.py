@@ -30,6 +30,8 @@ FactKind = Literal[
 
 # Kinds of facts whose value is a number of bytes.
 BYTE_KINDS = frozenset({"needs_memory", "spare_memory", "beside_memory"})
+# Keys of `Fact.software` for the build of an engine, which is known at its start and by no plan.
+BUILD_KEYS = frozenset({"digest", "environment"})
 
 
 class Fact(Value):
@@ -66,7 +68,10 @@ class Fact(Value):
     grade: Grade
     software: dict[str, str] = Field(
         {},
-        description="driver and image it was learned with; it is stale without them",
+        description=(
+            "driver and image it was learned with, and the digest of the image or of the"
+            " environment; it is stale without them"
+        ),
         alias="under",
     )
     source: str = Field(description="the log line that proves it, or the page it was read on")

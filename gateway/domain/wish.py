@@ -322,10 +322,13 @@ class WishOrigin(Value):
 class WishVersion(Value):
     """One wish of a model's history.
 
+    wish: the wish, with the name alone where the stored form cannot be read.
     refused: why it was given up; empty: it was in force.
+    is_readable: whether this version can read the stored form.
     """
 
     number: int
     origin: WishOrigin
     wish: Wish
     refused: str = ""
+    is_readable: bool = True

@@ -90,6 +90,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "address",
         "admission",
         "app_state",
+        "client_address",
         "config",
         "deadline",
         "is_discarding",
@@ -126,6 +127,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_upload_paused = False
         self.is_reading_paused = False  # reading is paused, for the body or for a pipelined request
         self.address = ""
+        # of the client of the last head, as a trusted proxy states it
+        self.client_address = ""
         # a TLS handshake has already admitted the connection
         self.admission: limits.Admission | None = None
 
@@ -143,7 +146,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.server_state.connections.add(self)  # type: ignore[arg-type]
         self.transport = transport
-        self.address = self.address or peer_address(transport)
+        self.address = self.client_address = self.address or peer_address(transport)
         self.plane.add_connection(self, self._loop)
         self.deadline = self._loop.time() + limits.FIRST_BYTE_S
         if self.admission is None:
@@ -404,7 +407,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.is_discarding = True
         self.deadline = math.inf
         id_ = id_ or new_id()
-        self.plane.meter.count_rejection(error, id_, self.address)
+        self.plane.meter.count_rejection(error, id_, self.client_address)
         refusal = self._refusal(error, shape, id_, keep_alive=False)
         if self._reader.method == b"HEAD":
             # A refusal of HEAD has a length and no body.

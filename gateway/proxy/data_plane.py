@@ -16,6 +16,7 @@ from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys
 from gateway.proxy.access.media_hosts import MediaHosts
 from gateway.proxy.access.origins import Origins
 from gateway.proxy.access.rate_limits import RateLimiter
+from gateway.proxy.access.trusted_proxies import TrustedProxies
 from gateway.proxy.bodies.body_budget import BodyBudget
 from gateway.proxy.limits import DRAIN_TIMEOUT_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.proxy.meter import Meter
@@ -44,6 +45,7 @@ class DataPlane:
         self.models_list = ModelsList(routes)
         self.keys = keys
         self.limits = limits
+        self.proxies = TrustedProxies.parse(limits.proxy_networks, limits.client_header)
         self.origins = Origins(frozenset(limits.origins)) if limits.origins else None
         self.media_hosts = MediaHosts(limits.media_hosts)
         self.limiter = RateLimiter()

@@ -192,7 +192,7 @@ class Exchange:
     @property
     def address(self) -> str:
         """The client's address."""
-        return self.connection.address
+        return self.request_head.address
 
     @property
     def shape(self) -> Shape:

@@ -44,7 +44,12 @@ class KnownRequestHead:
             if name in head.headers
         }
         self.meaning = RequestHead(
-            head.endpoint, headers, head.key, head.forwarded_headers, head.priority
+            head.endpoint,
+            headers,
+            head.key,
+            head.forwarded_headers,
+            priority=head.priority,
+            address=head.address,
         )
         self.keys = keys
         start, stop, end = self._length_range = length_range

@@ -41,9 +41,10 @@ class RequestHead:
     forwarded_headers: the lines that go to the engine.
     key: the caller's.
     priority: the priority of the key, or a lower one that the head asks for.
+    address: the client's.
     """
 
-    __slots__ = ("endpoint", "forwarded_headers", "headers", "key", "priority")
+    __slots__ = ("address", "endpoint", "forwarded_headers", "headers", "key", "priority")
 
     def __init__(
         self,
@@ -52,7 +53,9 @@ class RequestHead:
         key: Key,
         forwarded_headers: bytes,
         priority: int = 0,
+        address: str = "",
     ) -> None:
+        self.address = address
         self.priority = priority
         self.endpoint = endpoint
         self.headers = headers

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Literal
 from gateway.errors import BadRequest, HeadTooLarge
 from gateway.proxy.access import priority
 from gateway.proxy.access.client_network import client_network
+from gateway.proxy.access.trusted_proxies import TrustedProxies
 
 if TYPE_CHECKING:
     import asyncio
@@ -102,6 +103,8 @@ class Limits:
     waiting_comment_s: float = 10.0
     origins: tuple[str, ...] = ()
     media_hosts: tuple[str, ...] = ("public",)
+    proxy_networks: tuple[str, ...] = ()
+    client_header: str = ""
     end_revoked: bool = False
     """Whether running requests end with their key."""
 
@@ -239,10 +242,11 @@ class ClientProgress:
 
 class ConnectionLimiter:
     """Counts admitted connections, in all and by client network, and connections that receive a
-    refusal. Addresses of one IPv6 /64 network are one client."""
+    refusal. Addresses of one IPv6 /64 network are one client. A trusted proxy is many."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._proxies = TrustedProxies.parse(limits.proxy_networks)
         self._by_network: Counter[str] = Counter()
         self._refused_count = 0
         self.admitted_count = 0
@@ -251,9 +255,9 @@ class ConnectionLimiter:
         """The place of one more connection from `address`. Each call needs one call of `release`
         with its result."""
         network = client_network(address)
-        if (
-            self.admitted_count < self._limits.connections
-            and self._by_network[network] < self._limits.connections_per_address
+        if self.admitted_count < self._limits.connections and (
+            self._by_network[network] < self._limits.connections_per_address
+            or self._proxies.trusts(address)
         ):
             self.admitted_count += 1
             self._by_network[network] += 1

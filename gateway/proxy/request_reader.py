@@ -38,10 +38,13 @@ _FORM_BYTES = 64 * 1024
 
 def admit(connection: ClientConnection, headers: dict[bytes, bytes]) -> Key:
     """The caller with these headers (`limits.read_head`), with the scope of inference. A key in
-    `x-api-key` becomes that of `authorization`. Raises the errors of `Keys.authenticate`."""
+    `x-api-key` becomes that of `authorization`. Raises the errors of `Keys.authenticate`.
+
+    The client's address is that of the connection's last head.
+    """
     if b"x-api-key" in headers and b"authorization" not in headers:
         headers[b"authorization"] = b"Bearer " + headers[b"x-api-key"]
-    return connection.plane.keys.authenticate(headers, "inference", connection.address)
+    return connection.plane.keys.authenticate(headers, "inference", connection.client_address)
 
 
 class RequestReader:
@@ -221,6 +224,9 @@ class RequestReader:
             headers = limits.read_head(self.url, self.headers, version, self._received_bytes)
             id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
+            connection.client_address = plane.proxies.client_address(
+                self.headers, connection.address
+            )
             if (size := int(headers.get(b"content-length", b"0"))) > plane.limits.body_bytes:
                 self._check_size(size)
             keep_alive = (
@@ -241,8 +247,7 @@ class RequestReader:
                 )
                 request.is_file = self._is_file()
             else:
-                rank = priority.request_priority(headers.get(priority.HEADER), key)
-                head = RequestHead(endpoint, headers, key, request_lines(headers), rank)
+                head = self._request_head(endpoint, headers, key)
                 request = Exchange(connection, head, id_, keep_alive=keep_alive)
                 request.answer.accepts_chunked = version != "1.0"
         except FitserveError as error:
@@ -250,6 +255,19 @@ class RequestReader:
             return
         self.incoming = request
         connection.add_request(request)
+
+    def _request_head(
+        self, endpoint: endpoints.Endpoint, headers: dict[bytes, bytes], key: Key
+    ) -> RequestHead:
+        """The meaning of the head of a request for an engine."""
+        return RequestHead(
+            endpoint,
+            headers,
+            key,
+            request_lines(headers),
+            priority=priority.request_priority(headers.get(priority.HEADER), key),
+            address=self._connection.client_address,
+        )
 
     def _is_preflight(self, method: bytes) -> bool:
         """Whether a browser asks for the permissions of a page. Preflights have no key, and the

@@ -21,6 +21,7 @@ from gateway.diagnosis.signatures import Signatures
 from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
+from gateway.errors import SettingsError
 from gateway.hosts.host import Host
 from gateway.keys import UsageRow
 from gateway.machine.gpu_watch import GpuWatch, allowed_devices
@@ -86,7 +87,11 @@ from gateway.server.gateway_app import GatewayApp
 from gateway.server.gateway_parts import Gateway, ServingParts
 from gateway.server.host_choice import choose_host
 from gateway.server.identity import login_routes
-from gateway.server.identity.identities import build_identities, person_scopes
+from gateway.server.identity.identities import (
+    build_identities,
+    person_allowance,
+    person_scopes,
+)
 from gateway.server.lifetime import Lifetime
 from gateway.server.metrics import gauges
 from gateway.server.metrics.engine_series import EngineSeries
@@ -210,6 +215,11 @@ def build_front(
         origins=Origins(frozenset(settings.web_origins)),
         person_scopes=person_scopes(settings),
     )
+    if settings.proxy_client_header and not settings.proxy_networks:
+        raise SettingsError(
+            "FITSERVE_PROXY_CLIENT_HEADER is set, and no address may send it.",
+            hint="Set FITSERVE_PROXY_ADDRESSES to the addresses of the proxy.",
+        )
     limits = Limits(
         body_bytes=settings.body_limit_bytes,
         connections=settings.max_connections,
@@ -223,6 +233,8 @@ def build_front(
         media_hosts=settings.hosts_of_media,
         end_revoked=settings.end_revoked,
         file_bytes=settings.batch_file_bytes,
+        proxy_networks=settings.proxy_networks,
+        client_header=settings.proxy_client_header,
     )
     telemetry = _build_telemetry(settings, has_workers=shared_parts is not None)
     metrics = request_metrics(
@@ -392,6 +404,7 @@ async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> K
         return store.usage.sums(first, last, ("day", "key", "model"), key=None, model=None)
 
     def apply_sessions() -> None:
+        front.plane.limiter.retain(front.keys.table.keys)
         if front.workers is not None:
             front.workers.publish_keys()
         app.answers.close_revoked_answers()
@@ -399,13 +412,16 @@ async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> K
     if front.identities is not None:
         front.identities.on_change = apply_sessions
     call = asyncio.get_running_loop().call_soon_threadsafe
+    book = BudgetBook(front.ledger, front.prices, stored_usage, person_allowance(front.settings))
     keyring = Keyring(
         store,
         front.settings.data,
         front.keys,
         partial(call, apply_keys),
-        BudgetBook(front.ledger, front.prices, stored_usage),
+        book,
     )
+    if front.identities is not None:
+        front.identities.budgets_of = keyring.person_budgets
     await asyncio.to_thread(keyring.load)
     return keyring
 

@@ -137,7 +137,9 @@ class GatewayApp:
         """Let a request with the required scope pass, and answer others with the error."""
         try:
             need = "inference" if is_inference(scope["path"]) else self.scopes.required_scope(scope)
-            address = scope["client"][0] if scope.get("client") else ""
+            peer = scope["client"][0] if scope.get("client") else ""
+            address = self.plane.proxies.client_address(scope["headers"], peer)
+            scope["address"] = address
             is_kept_here = need != "inference" or is_of_batches(scope["path"])
             if need != "open" and self.is_replaced and is_kept_here:
                 raise NotReady(
@@ -146,7 +148,7 @@ class GatewayApp:
                     retry_after_s=1,
                 )
             if need != "open":
-                key = await self._caller(scope, need, address)
+                key = await self._caller(scope, need, peer, address)
                 scope["key"] = key.name
                 scope["caller"] = key
                 is_admin = "admin" in key.scopes
@@ -173,11 +175,15 @@ class GatewayApp:
             if permit is not None:
                 permit.finish(TokenCount(), time.monotonic())
 
-    async def _caller(self, scope: Scope, need: KeyScope, address: str) -> Key:
+    async def _caller(self, scope: Scope, need: KeyScope, peer: str, address: str) -> Key:
         """The caller of a request, by identity or key. Raises Forbidden, and the errors of
-        `Keys.admit` and `Identities.caller`."""
+        `Keys.admit` and `Identities.caller`.
+
+        peer: the address of the connection.
+        address: that of the client.
+        """
         if self._identities is not None:
-            key = await self._identities.caller(scope["headers"], need, address)
+            key = await self._identities.caller(scope["headers"], need, peer, address)
             if key is not None:
                 return key
         return self._keys.admit(scope["headers"], need, address)

@@ -21,6 +21,11 @@ def measured_facts(path: Path, kind: FactKind = "machine_speed") -> list[Fact]:
     query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')=? ORDER BY id"
     try:
         with contextlib.closing(reader(path)) as db:
-            return [Fact.model_validate_json(row[0]) for row in db.execute(query, (kind,))]
-    except (sqlite3.Error, ValidationError):
+            texts = [row[0] for row in db.execute(query, (kind,))]
+    except sqlite3.Error:
         return []
+    facts = []
+    for text in texts:
+        with contextlib.suppress(ValidationError):  # a row of another version
+            facts.append(Fact.model_validate_json(text))
+    return facts

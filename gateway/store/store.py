@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -24,6 +25,7 @@ from gateway.errors import Conflict, NotFound, StoreError
 from gateway.logging import Logger
 from gateway.store.database import Database
 from gateway.store.event_table import EventTable
+from gateway.store.readable_rows import ReadableRows, read_rows
 from gateway.store.start_table import StartTable
 from gateway.store.usage_table import UsageTable
 from gateway.store.wish_table import (
@@ -310,7 +312,7 @@ class Store:
                     values,
                 )
 
-    def attempts(self, model: str | None = None) -> list[Attempt]:
+    def attempts(self, model: str | None = None) -> ReadableRows[Attempt]:
         """Attempts of one model, or of all, oldest first."""
         condition, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
         columns = (
@@ -318,42 +320,30 @@ class Store:
             " failure, abilities, generation, asleep, phases"
         )
         query = f"SELECT {columns} FROM attempts {condition} ORDER BY id"  # noqa: S608
-        return [
-            Attempt(
-                id=row[0],
-                model=row[1],
-                replica=row[2],
-                state=row[3],
-                plan=Plan.model_validate_json(row[4]),
-                fingerprint=row[5],
-                port=row[6],
-                started_at=row[7],
-                ready_at=row[8],
-                ended_at=row[9],
-                failure=Failure.model_validate_json(row[10]) if row[10] else None,
-                abilities=Abilities.model_validate_json(row[11]) if row[11] else None,
-                generation=row[12],
-                asleep=SleepState.model_validate_json(row[13]) if row[13] else None,
-                phases=json.loads(row[14]) if row[14] else {},
-            )
-            for row in self._database.rows(query, values)
-        ]
+        return read_rows("attempts", self._database.rows(query, values), _read_attempt)
 
     # --- facts ---
 
     def facts(self) -> list[Fact]:
         return [fact for _, fact in self.numbered_facts()]
 
+    def verifying_software(self, fingerprint: str) -> list[dict[str, str]]:
+        """The software with which the plan of this fingerprint was verified here."""
+        query = (
+            "SELECT json_extract(fact, '$.under') FROM facts WHERE"
+            " json_extract(fact, '$.kind')='plan_verified'"
+            " AND json_extract(fact, '$.scope.fingerprint')=?"
+        )
+        return [json.loads(row[0] or "{}") for row in self._database.rows(query, (fingerprint,))]
+
     def fact_texts(self) -> list[str]:
         """The facts as JSON, oldest first."""
         return [row[0] for row in self._database.rows("SELECT fact FROM facts ORDER BY id")]
 
-    def numbered_facts(self) -> list[tuple[int, Fact]]:
+    def numbered_facts(self) -> ReadableRows[tuple[int, Fact]]:
         """The facts with their numbers for `remove_fact`, oldest first."""
-        return [
-            (row[0], Fact.model_validate_json(row[1]))
-            for row in self._database.rows("SELECT id, fact FROM facts ORDER BY id")
-        ]
+        rows = self._database.rows("SELECT id, fact FROM facts ORDER BY id")
+        return read_rows("facts", rows, lambda row: (row[0], Fact.model_validate_json(row[1])))
 
     def add_facts(self, facts: Iterable[Fact]) -> int:
         """Add facts of another gateway, without its attempts. Returns the number of new facts."""
@@ -436,17 +426,18 @@ class Store:
         with self._database.change() as db:
             _learn_speeds(db, facts)
 
-    def benches(self, model: str) -> list[Bench]:
+    def benches(self, model: str) -> ReadableRows[Bench]:
         """The stored measurements of a model, oldest first."""
-        rows = self._database.rows("SELECT bench FROM benches WHERE model=? ORDER BY id", (model,))
-        return [Bench.model_validate_json(row[0]) for row in rows]
+        query = "SELECT id, bench FROM benches WHERE model=? ORDER BY id"
+        rows = self._database.rows(query, (model,))
+        return read_rows("benches", rows, lambda row: Bench.model_validate_json(row[1]))
 
     # --- keys ---
 
     def grants(self) -> list[tuple[Grant, bytes, float]]:
-        """(grant, digest, created_at) of every key, by name."""
-        rows = self._database.rows("SELECT may, digest, created_at FROM keys ORDER BY name")
-        return [(Grant.model_validate_json(row[0]), bytes.fromhex(row[1]), row[2]) for row in rows]
+        """(grant, digest, created_at) of every key, by name. An unreadable key is not valid."""
+        query = "SELECT rowid, may, digest, created_at FROM keys ORDER BY name"
+        return read_rows("keys", self._database.rows(query), _read_grant)
 
     def add_key(self, grant: Grant, digest: bytes, now_s: float) -> None:
         """Add a key. Raises Conflict when the name is taken."""
@@ -497,6 +488,30 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+
+def _read_attempt(row: Sequence[Any]) -> Attempt:
+    return Attempt(
+        id=row[0],
+        model=row[1],
+        replica=row[2],
+        state=row[3],
+        plan=Plan.model_validate_json(row[4]),
+        fingerprint=row[5],
+        port=row[6],
+        started_at=row[7],
+        ready_at=row[8],
+        ended_at=row[9],
+        failure=Failure.model_validate_json(row[10]) if row[10] else None,
+        abilities=Abilities.model_validate_json(row[11]) if row[11] else None,
+        generation=row[12],
+        asleep=SleepState.model_validate_json(row[13]) if row[13] else None,
+        phases=json.loads(row[14]) if row[14] else {},
+    )
+
+
+def _read_grant(row: Sequence[Any]) -> tuple[Grant, bytes, float]:
+    return Grant.model_validate_json(row[1]), bytes.fromhex(row[2]), row[3]
 
 
 def _learn_speeds(db: sqlite3.Connection, facts: Iterable[Fact]) -> None:

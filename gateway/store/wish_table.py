@@ -6,10 +6,13 @@ Rows are part of the transaction that changes the model. They leave with their m
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
+from typing import Any
 
 from gateway.domain import Wish
 from gateway.domain.wish import WishOrigin, WishVersion
 from gateway.store.database import Database
+from gateway.store.readable_rows import log_unreadable
 
 # Bounds of the wishes in force, and of the refused ones, for each model. A chat template is part of
 # a wish, so the characters count too.
@@ -36,17 +39,25 @@ class WishTable:
         self._database = database
 
     def versions(self, model: str) -> list[WishVersion]:
-        """The wishes of a model, oldest first."""
-        query = "SELECT number, origin, wish, refused FROM wishes WHERE model=? ORDER BY id"
-        return [
-            WishVersion(
-                number=number,
-                origin=WishOrigin.model_validate_json(origin),
-                wish=Wish.model_validate_json(wish),
-                refused=reason,
-            )
-            for number, origin, wish, reason in self._database.rows(query, (model,))
-        ]
+        """The wishes of a model, oldest first. An unreadable one keeps its place."""
+        query = (
+            "SELECT id, model, number, origin, wish, refused FROM wishes WHERE model=? ORDER BY id"
+        )
+        return [_read_version(row) for row in self._database.rows(query, (model,))]
+
+
+def _read_version(row: Sequence[Any]) -> WishVersion:
+    id_, model, number, origin_json, wish_json, reason = row
+    origin = WishOrigin(at=0.0)
+    try:
+        origin = WishOrigin.model_validate_json(origin_json)
+        wish = Wish.model_validate_json(wish_json)
+    except ValueError as error:
+        log_unreadable("wishes", id_, error)
+        return WishVersion(
+            number=number, origin=origin, wish=Wish(name=model), refused=reason, is_readable=False
+        )
+    return WishVersion(number=number, origin=origin, wish=wish, refused=reason)
 
 
 def add_version(db: sqlite3.Connection, wish: Wish, origin: WishOrigin) -> None:

@@ -15,7 +15,7 @@ from gateway.file_reading import FileReader, read_file
 from gateway.proxy.access.endpoint_keys import FOLDER, EndpointKeys, NoKeyError
 from gateway.tls import Certificate
 from gateway.wishes.models_file import load
-from gateway.wishes.references import References, UnresolvedPlan
+from gateway.wishes.references import References, UnresolvedReferenceError
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ def test_nothing_that_operators_name_waits_for_the_writer_of_a_pipe(tmp_path: Pa
     path = pipe(tmp_path, f"{FOLDER}/pipe")
     with pytest.raises(BadRequest, match="not a regular file"):
         load(path)
-    with pytest.raises(UnresolvedPlan, match="not a regular file"):
+    with pytest.raises(UnresolvedReferenceError, match="not a regular file"):
         References(path.parent).resolve("${file:pipe}")
     with pytest.raises(SettingsError, match="not a regular file"):
         Certificate(path, None)

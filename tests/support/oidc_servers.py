@@ -62,6 +62,8 @@ class ScriptedProvider:
     key: signs tokens.
     published: the keys that it publishes.
     token: the next ID token.
+    user_info: its answer at the UserInfo endpoint; None: it has no such endpoint.
+    info_headers: the header Authorization of each request there.
     requests: path and body of each request so far.
     """
 
@@ -70,6 +72,8 @@ class ScriptedProvider:
         self.published: list[RSAKey | ECKey] = [self.key]
         self.token = ""
         self.extra: dict[str, Any] = {}
+        self.user_info: dict[str, Any] | None = None
+        self.info_headers: list[str | None] = []
         self.requests: list[tuple[str, str]] = []
         self.is_away = False
 
@@ -130,12 +134,16 @@ class ScriptedProvider:
                 "token_endpoint": f"{self.url}/token",
                 "jwks_uri": f"{self.url}/jwks",
                 "end_session_endpoint": f"{self.url}/logout",
+                **({"userinfo_endpoint": f"{self.url}/userinfo"} if self.user_info else {}),
                 **self.extra,
             },
+            "/userinfo": self.user_info,
             "/jwks": {"keys": [key.as_dict(private=False) for key in self.published]},
             "/token": {"access_token": "a", "token_type": "Bearer", "id_token": self.token},
         }
         document = documents.get(path)
+        if path == "/userinfo":
+            self.info_headers.append(handler.headers["authorization"])
         data = json.dumps(document).encode()
         handler.send_response(503 if self.is_away else 200 if document is not None else 404)
         handler.send_header("content-type", "application/json")

@@ -76,6 +76,8 @@ def _changes(version: dict[str, Any]) -> str:
     ]
     origin = f"as wish {version['restored']}; " if version["restored"] is not None else ""
     refusal = f" (refused: {version['refused']})" if version["refused"] else ""
+    if version["problem"]:
+        return f"{version['problem']}{refusal}"
     return f"{origin}{', '.join(pairs)}{refusal}"
 
 

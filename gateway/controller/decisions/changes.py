@@ -30,6 +30,7 @@ from typing import Literal
 
 from gateway.domain import ChatTemplate, Plan, Value, Wish
 from gateway.domain.units import gib
+from gateway.secret import shown_setting
 
 # Fields of a wish that never need another start. `policy` is compared apart, for remote code.
 _LIVE_FIELDS = frozenset({"aliases", "check", "policy"})
@@ -222,8 +223,8 @@ class Difference(Value):
 
 
 def diff_wishes(old_wish: Wish, new_wish: Wish) -> tuple[Difference, ...]:
-    """The differences between two wishes. Values of variables are hidden, as they may be
-    secrets."""
+    """The differences between two wishes. Values of variables are hidden, as they may be secrets,
+    and so are those of flags that are secret by name."""
     return tuple(
         Difference(
             field=name, former=_shown_value(name, old_wish), present=_shown_value(name, new_wish)
@@ -239,6 +240,8 @@ def _shown_value(name: str, wish: Wish) -> str | None:
         return None
     if name == "env":
         return ", ".join(value)
+    if name == "args":
+        return ", ".join(f"{key}={shown_setting(key, item)}" for key, item in value.items())
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, Value) and not isinstance(value, ChatTemplate):

@@ -26,6 +26,16 @@ def wish_states(versions: Sequence[WishVersion], *, is_underway: bool) -> list[W
     return states
 
 
+def _check_readable(model: str, version: WishVersion) -> WishVersion:
+    """The version, unless this gateway cannot read its wish. Raises Conflict."""
+    if not version.is_readable:
+        raise Conflict(
+            f"Wish {version.number} of {model} is stored in a form that this version cannot read.",
+            hint=f"Choose another wish of `fitserve history {model}`, or use `fitserve set`.",
+        )
+    return version
+
+
 def version_to_restore(
     model: str, versions: Sequence[WishVersion], number: int | None, *, is_underway: bool
 ) -> WishVersion:
@@ -34,7 +44,7 @@ def version_to_restore(
     if number is not None:
         for version in versions:
             if version.number == number:
-                return version
+                return _check_readable(model, version)
         raise NotFound(
             f"The history of {model} has no wish {number}.",
             hint=f"`fitserve history {model}` lists its wishes.",
@@ -43,7 +53,7 @@ def version_to_restore(
     rows = list(zip(versions, states, strict=True))
     present_wish = next((version.wish for version, state in rows if state == "in force"), None)
     for version, state in reversed(rows):
-        if state == "former" and version.wish != present_wish:
+        if state == "former" and version.is_readable and version.wish != present_wish:
             return version
     raise Conflict(
         f"{model} has no former wish to go back to.",

@@ -74,6 +74,13 @@ class Attempts:
         replica.attempt = settled_attempt
         return settled_attempt
 
+    async def is_verified(self, plan: Plan) -> bool:
+        """Whether this plan has served with exactly this software. Raises StoreError."""
+        verifying_software = await asyncio.to_thread(
+            self._store.verifying_software, plan.fingerprint
+        )
+        return plan.software in verifying_software
+
     async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
         now = time.time()
         phases = clock.seconds(time.monotonic()) if (clock := replica.start_clock) else {}

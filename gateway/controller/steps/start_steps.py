@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -175,15 +176,30 @@ class StartSteps:
         report: Callable[[str], None],
     ) -> Attempt:
         """The attempt with its image present and named by digest, so that the engine asked is the
-        engine started. Raises HostError."""
+        engine started. An environment is named by its identity. Raises HostError."""
         pins = model.pins
         plan = attempt.plan
         await self._launcher.host.prepare(plan.engine, report)
         engine = await self._launcher.host.resolve(plan.engine)
-        if engine == plan.engine or engine.image is None or engine.digest is None:
+        if engine.image is not None and engine.digest is not None:
+            pins[engine.image] = engine.digest
+            plan = plan_for_images(plan, pins)
+        elif environment := await self._environment_digest(engine):
+            plan = plan.evolve(software={**plan.software, "environment": environment})
+        if plan.grade == "verified" and not await self._attempts.is_verified(plan):
+            # The image or environment has changed since: this build has shown nothing yet.
+            plan = plan.evolve(grade="predicted")
+        if plan == attempt.plan:
             return attempt
-        pins[engine.image] = engine.digest
-        return await self._attempts.rewrite(replica, attempt, plan_for_images(plan, pins))
+        return await self._attempts.rewrite(replica, attempt, plan)
+
+    async def _environment_digest(self, engine: EngineRef) -> str:
+        """A digest of the engine's environment, which changes when it is rebuilt; empty: none is
+        known."""
+        with contextlib.suppress(HostError):
+            identity = await self._launcher.host.identity(engine)
+            return hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return ""
 
     async def _settle(
         self,

@@ -87,7 +87,9 @@ class Watcher:
         self._host = context.host
         self._signatures = context.signatures
         self._reader = self._new_reader()
-        self._report_timer: asyncio.TimerHandle | None = None
+        self._report: asyncio.Task[None] | None = None
+        self._description: asyncio.Future[Failure | None] | None = None
+        """The description of a failure in a thread, while which the reader reads nothing."""
         self._questions: asyncio.Task[None] | None = None
         self.clock = StartClock(time.monotonic())
         self._settings = context.settings
@@ -131,7 +133,7 @@ class Watcher:
     @property
     def has_pending_failure(self) -> bool:
         """Whether a failure in the log is not reported yet, as its reasons may follow."""
-        return self._report_timer is not None
+        return self._report is not None
 
     def update(self, **changes: object) -> None:
         """Change the observation and wake the loop."""
@@ -171,9 +173,9 @@ class Watcher:
         await self._stop_tasks(self._supervised_tasks)
 
     async def _stop_tasks(self, tasks: Iterable[SupervisedTask]) -> None:
-        if self._report_timer is not None:
-            self._report_timer.cancel()
-            self._report_timer = None
+        if self._report is not None:
+            self._report.cancel()
+            self._report = None
         self.stop_questions()
         for work in tasks:
             await work.close()
@@ -203,11 +205,12 @@ class Watcher:
                     number += 1
                     if copy is not None:
                         copy.write(raw)
+                    await self._await_description()
                     if not self._is_retired:
                         self._read_line(raw, number)
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
-            self._prove(self._reader.verdict)
+            self._prove(await self._describe(lambda reader: reader.verdict))
         except (HostError, OSError) as error:
             self.tail.append(f"(the log could not be read: {error})")
         finally:
@@ -228,12 +231,9 @@ class Watcher:
         self._last_sign = time.monotonic()
         self.tail.append(clean(raw))
         self._reader.read(raw)
-        is_open = self._report_timer is None and self.observation.proof is None
-        if is_open and self._reader.failure is not None:
-            # The reasons, and the lines of other ranks, follow immediately.
-            self._report_timer = asyncio.get_running_loop().call_later(
-                _REASONS_S, self._report_failure
-            )
+        is_open = self._report is None and self.observation.proof is None
+        if is_open and self._reader.has_failure:
+            self._report = asyncio.create_task(self._report_failure())
         readiness = {
             "is_kv_cache_made": self._reader.progress.is_kv_cache_made,
             "are_graphs_made": self._reader.progress.are_graphs_made,
@@ -266,10 +266,36 @@ class Watcher:
         self._show_phase()
         return _COMPILERS_S
 
-    def _report_failure(self) -> None:
-        # None if the engine has survived it after all.
-        self._report_timer = None
-        self._prove(self._reader.failure)
+    async def _report_failure(self) -> None:
+        try:
+            # The reasons, and the lines of other ranks, follow immediately.
+            await asyncio.sleep(_REASONS_S)
+            # None if the engine has survived it after all.
+            failure = await self._describe(lambda reader: reader.failure)
+        finally:
+            self._report = None
+        self._prove(failure)
+
+    async def _describe(self, description: Callable[[LogReader], Failure | None]) -> Failure | None:
+        """A failure with its message and cure, made in a thread. The reader reads nothing
+        meanwhile.
+
+        Without a known text it asks the checks and the history of the engine's code, which are read
+        for that: some MB in tenths of a second.
+        """
+        await self._await_description()
+        work = asyncio.ensure_future(asyncio.to_thread(description, self._reader))
+        self._description = work
+        try:
+            return await asyncio.shield(work)
+        finally:
+            self._description = None
+            self._signatures.cures.release_checks()
+
+    async def _await_description(self) -> None:
+        """Wait until no thread reads the reader."""
+        while self._description is not None:
+            await asyncio.wait({self._description})
 
     def _prove(self, failure: Failure | None) -> None:
         if failure is not None:

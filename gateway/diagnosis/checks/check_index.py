@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.diagnosis.checks.check_site import HOLE, CheckBook, CheckCondition, CheckSite
@@ -51,33 +51,36 @@ class CheckMatch(NamedTuple):
         return any(name == "gpu.capability" or not name.startswith("gpu.") for name in names)
 
 
+class _CheckTables(NamedTuple):
+    """A book with its places by function, and by the rarest word of their message."""
+
+    book: CheckBook
+    functions: dict[tuple[str, str], list[int]]
+    word_places: dict[str, list[int]]
+
+
 class CheckIndex:
-    """The places of a kind of engine, by function and by message. read: the book of all."""
+    """The places of a kind of engine, by function and by message. read: the book of all.
+
+    The tables take some MB and are read by the first search, until they are released. Searches and
+    releases may come from several threads.
+    """
 
     def __init__(self, read: Callable[[], CheckBook] = lambda: CheckBook((), ())) -> None:
-        self._book = cache(read)
+        self._read = read
+        self._tables: _CheckTables | None = None
         self._find = lru_cache(_MAX_SEARCHES)(self._search)
 
-    @cached_property
-    def _functions(self) -> dict[tuple[str, str], list[int]]:
-        places: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for at, (site, _) in enumerate(self._book().rows):
-            places[site.path, site.name].append(at)
-        return places
+    def release(self) -> None:
+        """Free the tables. The next new search reads them once more."""
+        self._tables = None
 
-    @cached_property
-    def _word_places(self) -> dict[str, list[int]]:
-        """The places by the rarest word of their message."""
-        word_sets = [
-            {*map(str.lower, _WORD.findall(" ".join(site.parts)))} for site, _ in self._book().rows
-        ]
-        usage = Counter(word for words in word_sets for word in words)
-        places: dict[str, list[int]] = defaultdict(list)
-        for at, words in enumerate(word_sets):
-            if len(words) >= _MIN_WORDS:
-                rarest = min(words, key=lambda word: (usage[word], word))
-                places[rarest].append(at)
-        return places
+    def _open_tables(self) -> _CheckTables:
+        tables = self._tables
+        if tables is None:
+            book = self._read()
+            tables = self._tables = _CheckTables(book, _functions_of(book), _word_places_of(book))
+        return tables
 
     def check(self, shape: ExceptionShape, version: str) -> CheckMatch | None:
         """The place that raised a failure; None where no place has its function or message.
@@ -91,74 +94,97 @@ class CheckIndex:
     def _search(
         self, exception: str, message: str, frames: Sequence[str], source: str, version: str
     ) -> CheckMatch | None:
+        tables = self._open_tables()
+        rows = tables.book.rows
+        versions = tables.book.versions
         text = " ".join(message.split())
         in_frames = [
             at
             for frame in reversed(frames)
             if (match := _FRAME.match(frame))
-            for at in self._functions.get((match["path"], match["name"]), ())
+            for at in tables.functions.get((match["path"], match["name"]), ())
         ]
-        places = self._select_by_message(in_frames, text, exception)
+        places = _select_by_message(rows, in_frames, text, exception)
         if not places:
             # Functions move between versions, and their messages with them.
-            places = self._select_by_message(self._find_by_words(text), text, exception)
+            places = _select_by_message(rows, _find_by_words(tables, text), text, exception)
         if places:
-            place = max(places, key=lambda at: self._rank(at, version, exception))
-            site, mask = self._book().rows[place]
-            return CheckMatch(site, is_sure=True, is_own_version=self._has_version(mask, version))
+            # The version's own place first, then the exception, the longest text and the newest.
+            site, mask = max(
+                (rows[at] for at in places),
+                key=lambda row: (
+                    _has_version(versions, row[1], version),
+                    row[0].exception == exception,
+                    sum(map(len, row[0].parts)),
+                    row[1],
+                ),
+            )
+            is_own_version = _has_version(versions, mask, version)
+            return CheckMatch(site, is_sure=True, is_own_version=is_own_version)
         if not frames or not (last := _FRAME.match(frames[-1])):
             return None
-        places = self._functions.get((last["path"], last["name"]), [])
-        return self._find_by_source(places, exception, f"{source} {message}", version)
+        function_rows = [
+            rows[at]
+            for at in tables.functions.get((last["path"], last["name"]), ())
+            if _has_version(versions, rows[at][1], version)
+        ]
+        return self._find_by_source(function_rows, exception, f"{source} {message}")
 
-    def _find_by_words(self, text: str) -> list[int]:
-        words = dict.fromkeys(map(str.lower, _WORD.findall(text)))
-        return [at for word in words for at in self._word_places.get(word, ())[:_MAX_PLACES]]
-
-    def _select_by_message(self, places: Iterable[int], text: str, exception: str) -> list[int]:
-        """The places of which a text has every constant part in order."""
-        rows = self._book().rows
-        return [at for at in places if _has_parts(text, rows[at][0], exception)]
-
-    def _rank(self, at: int, version: str, exception: str) -> tuple[bool, bool, int, int]:
-        """The version's own place first, then the exception, the longest text and the newest."""
-        site, mask = self._book().rows[at]
-        return (
-            self._has_version(mask, version),
-            site.exception == exception,
-            sum(map(len, site.parts)),
-            mask,
-        )
-
-    def _has_version(self, mask: int, version: str) -> bool:
-        """Whether a version has a place; a version that is not known has those of the next older
-        one."""
-        versions = self._book().versions
-        if not version:
-            return True
-        bits = [at for at, name in enumerate(versions) if release(name) <= release(version)]
-        return bool(mask >> (bits[-1] if bits else 0) & 1)
-
+    @staticmethod
     def _find_by_source(
-        self, places: Iterable[int], exception: str, source: str, version: str
+        rows: Iterable[tuple[CheckSite, int]], exception: str, source: str
     ) -> CheckMatch | None:
         """The one place of a function without a message, whose settings the line reads, with
         these settings alone."""
-        rows = self._book().rows
         words = {word.lower().replace("_", "-") for word in _IDENTIFIER.findall(source)}
-        candidates = [
-            rows[at]
-            for at in places
-            if rows[at][0].exception == exception
-            and not rows[at][0].parts
-            and self._has_version(rows[at][1], version)
-        ]
+        candidates = [row for row in rows if row[0].exception == exception and not row[0].parts]
         matches = [
             CheckMatch(site._replace(conditions=conditions), is_sure=False)
             for site, _ in candidates
             if (conditions := tuple(_conditions_in(site, words)))
         ]
         return matches[0] if len(matches) == 1 else None
+
+
+def _functions_of(book: CheckBook) -> dict[tuple[str, str], list[int]]:
+    """The places of a book by their function."""
+    places: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for at, (site, _) in enumerate(book.rows):
+        places[site.path, site.name].append(at)
+    return dict(places)
+
+
+def _word_places_of(book: CheckBook) -> dict[str, list[int]]:
+    """The places of a book by the rarest word of their message."""
+    word_sets = [{*map(str.lower, _WORD.findall(" ".join(site.parts)))} for site, _ in book.rows]
+    usage = Counter(word for words in word_sets for word in words)
+    places: dict[str, list[int]] = defaultdict(list)
+    for at, words in enumerate(word_sets):
+        if len(words) >= _MIN_WORDS:
+            rarest = min(words, key=lambda word: (usage[word], word))
+            places[rarest].append(at)
+    return dict(places)
+
+
+def _find_by_words(tables: _CheckTables, text: str) -> list[int]:
+    words = dict.fromkeys(map(str.lower, _WORD.findall(text)))
+    return [at for word in words for at in tables.word_places.get(word, ())[:_MAX_PLACES]]
+
+
+def _select_by_message(
+    rows: Sequence[tuple[CheckSite, int]], places: Iterable[int], text: str, exception: str
+) -> list[int]:
+    """The places of which a text has every constant part in order."""
+    return [at for at in places if _has_parts(text, rows[at][0], exception)]
+
+
+def _has_version(versions: Sequence[str], mask: int, version: str) -> bool:
+    """Whether a version has a place; a version that is not known has those of the next older
+    one."""
+    if not version:
+        return True
+    bits = [at for at, name in enumerate(versions) if release(name) <= release(version)]
+    return bool(mask >> (bits[-1] if bits else 0) & 1)
 
 
 def _conditions_in(site: CheckSite, words: Collection[str]) -> Iterator[CheckCondition]:

@@ -81,23 +81,23 @@ class PlanWorker:
             models=Path(config.models) if config.models else None,
         )
         self._planner = ModelPlanner(self._profiles, self._hub, dict(config.engine_env))
-        self._facts: dict[bytes, Fact] = {}
+        self._facts: dict[bytes, Fact | None] = {}
+        """The facts of the last request by their lines; None for one of another form."""
 
     def plan(self, request: PlanRequest, facts: bytes) -> PlanResult:
         """The result of a request. facts: JSON, one a line. Raises FitserveError."""
         wish = request.wish
         # Most lines are those of the last request.
         self._facts = {
-            line: self._facts.get(line) or Fact.model_validate_json(line)
+            line: self._facts[line] if line in self._facts else _read_fact(line)
             for line in facts.splitlines()
         }
+        readable_facts = [fact for fact in self._facts.values() if fact is not None]
         hub = self._hub.pin_commits(wish.commits)
         model = WishedModel.read(wish, hub)
         if request.needs_weights:
             check_weights_present(model.spec, wish)
-        planning = self._planner.prepare(
-            request, model, self._facts.values(), self._startable(request)
-        )
+        planning = self._planner.prepare(request, model, readable_facts, self._startable(request))
         decision = _add_hub_warnings(planning.decision(), hub.unconfirmed_repos)
         files = None
         if request.include_files:
@@ -160,6 +160,14 @@ def _checked_size(decision: Decision) -> bytes:
             "engine makes them fewer."
         ),
     )
+
+
+def _read_fact(line: bytes) -> Fact | None:
+    """The fact; None where this version cannot read its form."""
+    try:
+        return Fact.model_validate_json(line)
+    except ValueError:
+        return None
 
 
 def answer_frames(worker: PlanWorker, request: PlanRequest, facts: bytes) -> list[bytes]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gateway.domain import EngineAnswer, Fact, Plan, Question, RuleGap, StrChoice
+from gateway.domain.facts import BUILD_KEYS
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.layers.build import build, relevant_traits
 from gateway.engines.common.layers.built_model import BuiltModel, drop_tower, replicate_tower
@@ -338,13 +339,14 @@ class VariantPlanner:
                 evidence=evidence,
             )
         # A start with another driver or image proves nothing. Facts about another digest are left
-        # out before.
+        # out before, and a start compares the build once more.
         verified = any(
-            fact.kind == "plan_verified" and _drop_digest(fact) == plan.software for fact in facts
+            fact.kind == "plan_verified" and _drop_build(fact) == plan.software for fact in facts
         )
         plan = correct_by_measurement(plan, facts)
         return plan.evolve(grade="verified") if verified else plan
 
 
-def _drop_digest(fact: Fact) -> dict[str, str]:
-    return {name: value for name, value in fact.software.items() if name != "digest"}
+def _drop_build(fact: Fact) -> dict[str, str]:
+    """The software of a fact without the build of its engine, which a plan does not name."""
+    return {name: value for name, value in fact.software.items() if name not in BUILD_KEYS}

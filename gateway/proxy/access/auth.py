@@ -186,11 +186,18 @@ class Keys:
             self._apply(present_keys, is_closed=self.table.is_closed)
         return token
 
-    def open_session(self, name: str, scopes: frozenset[Scope], ends_at: float) -> Secret:
+    def open_session(
+        self,
+        name: str,
+        scopes: frozenset[Scope],
+        ends_at: float,
+        budgets: tuple[KeyBudget, ...] = (),
+    ) -> Secret:
         """A key of a person's page. The oldest of the person, and of all, are dropped beyond a
         number, and none is stored."""
         token = new_key()
-        key = Key(name, hash_key(token), scopes, ends_at=ends_at)
+        limit = KeyLimits(budgets=budgets) if budgets else None
+        key = Key(name, hash_key(token), scopes, limit=limit, ends_at=ends_at)
         with self._lock:
             sessions = [*self._sessions.values(), key]
             person_keys = [session for session in sessions if session.name == name]

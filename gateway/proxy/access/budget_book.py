@@ -11,10 +11,11 @@ from datetime import date
 from typing import NamedTuple
 
 from gateway.domain.grant import Allowance, Grant
-from gateway.keys import UsageRow
+from gateway.keys import PERSON_PREFIX, UsageRow
 from gateway.proxy.access.budgets import (
     MEASURES,
     PERIODS,
+    PERSON_OWNER,
     UNITS,
     BudgetLimit,
     KeyBudget,
@@ -40,7 +41,15 @@ class BudgetBook:
     groups: budgets by the name of the group.
     """
 
-    def __init__(self, ledger: Ledger, prices: Prices, stored_usage: StoredUsage) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        prices: Prices,
+        stored_usage: StoredUsage,
+        person_allowance: Allowance | None = None,
+    ) -> None:
+        """person_allowance: the budget of each person; None: people have none."""
+        self.person_allowance = person_allowance
         self.groups: Mapping[str, Allowance] = {}
         self.prices = prices
         self._ledger = ledger
@@ -56,6 +65,23 @@ class BudgetBook:
             budgets.append(_key_budget(f"key {grant.name}", row, limits, grant.budget))
         if grant.group is not None:
             budgets += self.group_budget(grant.group, grants)
+        return tuple(budgets)
+
+    def person_budgets(
+        self, name: str, groups: Collection[str], grants: Collection[Grant]
+    ) -> tuple[KeyBudget, ...]:
+        """The budgets that the requests of a person count for: of the person alone, and of each
+        group of keys that has the name of a group of the identity. Raises StoreError.
+
+        name: that of the person in lists.
+        """
+        budgets = []
+        if self.person_allowance is not None and (limits := build_limits(self.person_allowance)):
+            owner = f"{PERSON_OWNER}{name.removeprefix(PERSON_PREFIX)}"
+            row = self._row_of(owner, {name})
+            budgets.append(_key_budget(owner, row, limits, self.person_allowance))
+        for group in sorted(self.groups.keys() & set(groups)):
+            budgets += self.group_budget(group, grants)
         return tuple(budgets)
 
     def group_budget(self, name: str, grants: Iterable[Grant]) -> list[KeyBudget]:

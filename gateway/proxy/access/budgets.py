@@ -36,6 +36,8 @@ log = logging.getLogger("fitserve.budgets")
 MEASURES = ("requests", "tokens", "gpu_seconds", "money")
 UNITS = (1, 1, GPU_UNITS, MONEY_UNITS)
 PERIODS = ("day", "month")
+# Begin of the owner of a person's budget.
+PERSON_OWNER = "user "
 WARNING_HEADER = b"x-fitserve-budget-warning"
 _MONEY = MEASURES.index("money")
 # Units of the headers that OpenAI's clients read.
@@ -314,14 +316,20 @@ def _measure(limit: BudgetLimit) -> str:
     return MEASURES[limit.measure].replace("gpu_", "GPU ")
 
 
+def _budget_setting(budget: KeyBudget) -> str:
+    """The command or setting of a budget."""
+    is_of_person = budget.owner.startswith(PERSON_OWNER)
+    return "FITSERVE_PERSON_BUDGET" if is_of_person else "`fitserve keys budget`"
+
+
 def exhaustion_error(budget: KeyBudget, limit: BudgetLimit) -> QuotaExhausted:
     end = datetime.fromtimestamp(period_end(limit), UTC).strftime("%Y-%m-%d %H:%M UTC")
     period = PERIODS[limit.period]
     return QuotaExhausted(
         f"The {budget.owner} has used its {limit.describe(limit.amount)} {_measure(limit)} of this"
         f" {period}.",
-        hint=f"The next {period} begins at {end}. The operator raises the budget with `fitserve"
-        " keys budget`.",
+        hint=f"The next {period} begins at {end}. The operator raises the budget with"
+        f" {_budget_setting(budget)}.",
     )
 
 
@@ -335,5 +343,5 @@ def no_price_error(model: str) -> Forbidden:
 def lost_budget_error(budget: KeyBudget) -> Forbidden:
     return Forbidden(
         f"The budget of the {budget.owner} is not known any more.",
-        hint="The operator sets it with `fitserve keys budget`.",
+        hint=f"The operator sets it with {_budget_setting(budget)}.",
     )

@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -24,11 +24,11 @@ from gateway.disk_fault import unwritten_error
 from gateway.domain import Value
 from gateway.domain.grant import Allowance, Grant
 from gateway.errors import BadRequest, Conflict, NotFound, StoreError
-from gateway.keys import SETTINGS_KEYS, Scope, hash_key, new_key
+from gateway.keys import PERSON_PREFIX, SETTINGS_KEYS, Scope, hash_key, new_key
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Key, Keys, build_key
 from gateway.proxy.access.budget_book import BudgetBook, BudgetUse
-from gateway.proxy.access.budgets import KeyBudget
+from gateway.proxy.access.budgets import PERSON_OWNER, KeyBudget
 from gateway.secret import Secret
 from gateway.store import atomic_file
 from gateway.store.store import Store
@@ -220,6 +220,20 @@ class Keyring:
             self._store.save_grant(grant)
             self._swap_keys(keys)
         log.info("budget of a key set", key=name)
+
+    def person_budgets(self, name: str, groups: Collection[str]) -> tuple[KeyBudget, ...]:
+        """The budgets of a person with these groups. One that cannot be counted lets nobody ask.
+
+        name: that of the person in lists.
+        """
+        with self._lock:
+            grants = [key.grant for key in self.stored_keys]
+            try:
+                return self._book.person_budgets(name, groups, grants)
+            except StoreError as error:
+                log.error("a budget cannot be counted", key=name, error=str(error))  # noqa: TRY400
+                owner = f"{PERSON_OWNER}{name.removeprefix(PERSON_PREFIX)}"
+                return (KeyBudget(owner, 0, (), is_lost=True),)
 
     @property
     def groups(self) -> dict[str, Allowance]:

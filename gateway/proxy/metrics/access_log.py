@@ -84,8 +84,9 @@ class AccessLog(Metrics):
 
 
 class AdminRequest:
-    """A request to the application. `send` replaces the original send. The key's name is written
-    into the scope as `key` once the request is admitted."""
+    """A request to the application. `send` replaces the original send. The client's address is
+    written into the scope as `address`, and the key's name as `key` once the request is
+    admitted."""
 
     def __init__(self, scope: Scope, send: Send, scopes: Scopes) -> None:
         self._scope = scope
@@ -107,13 +108,12 @@ class AdminRequest:
 
     def log(self) -> None:
         """Log the end of the request. The status is empty if its client left before the answer."""
-        client = self._scope.get("client")
         has_succeeded = self._status is not None and self._status < 400
         _write_event(
             "admin",
             {
                 "id": self._id,
-                "address": client[0] if client else "",
+                "address": self._scope.get("address", ""),
                 "key": self._scope.get("key"),
                 "method": self._scope["method"],
                 "route": self._route,

@@ -146,7 +146,7 @@ class _OllamaCall:
         try:
             admit(self._caller, dict(self._headers))
         except FitserveError as error:
-            self._plane.meter.count_rejection(error, new_id(), self._caller.address)
+            self._plane.meter.count_rejection(error, new_id(), self._caller.client_address)
             raise
         if path in _REQUESTS:
             self._check_method("POST")

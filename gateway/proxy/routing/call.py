@@ -18,7 +18,7 @@ class Call(msgspec.Struct):
     choices: answers that the client asks for (`n`).
     stores_answer: the response may be continued and retrieved (/v1/responses).
     priority: a smaller number goes first.
-    engine_priority: the same for the engine's own queue; None: `priority`.
+    engine_priority: the same for the queue of the engine that was chosen last; None: `priority`.
     """
 
     endpoint: str

@@ -86,6 +86,8 @@ class Routes:
         A call that continues a response goes to the replica that made it: no other replica knows
         it.
         """
+        # The engine that an overdue request was sent to before is not the one of a retry.
+        call.engine_priority = None
         if (
             len(route.replicas) == 1
             and avoid is None

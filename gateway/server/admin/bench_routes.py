@@ -39,6 +39,7 @@ class BenchView(Value):
 
 class BenchList(Value):
     data: tuple[Bench, ...]
+    problem: str = Field("", description="sentence on measurements that are left out; empty: none")
 
 
 def rival_view(name: str, rival: Rival | None) -> RivalView | None:
@@ -80,4 +81,5 @@ async def list_benches(request: Request, name: str) -> BenchList:
     """The measurements of the model, oldest first."""
     gateway = gateway_of(request)
     gateway.loop.fleet.model(name)
-    return BenchList(data=tuple(await asyncio.to_thread(gateway.store.benches, name)))
+    benches = await asyncio.to_thread(gateway.store.benches, name)
+    return BenchList(data=tuple(benches), problem=benches.problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -32,6 +33,7 @@ class FactView(Value):
 
 class FactList(Value):
     data: tuple[FactView, ...]
+    problem: str = Field("", description="sentence on facts that are left out; empty: none")
 
 
 class FactsImport(Value):
@@ -64,7 +66,8 @@ async def list_facts(request: Request) -> Response:
             FactView(id=id_, stale=stale_reason(fact, hardware.driver, images), fact=fact)
             for id_, fact in [*shipped, *learned_facts]
         )
-        return b'{"data":[%b]}' % b",".join(view.model_dump_json().encode() for view in views)
+        data = b",".join(view.model_dump_json().encode() for view in views)
+        return b'{"data":[%b],"problem":%b}' % (data, json.dumps(learned_facts.problem).encode())
 
     return Response(await asyncio.to_thread(rows), media_type="application/json")
 

@@ -27,6 +27,7 @@ from gateway.domain import (
 from gateway.domain.phases import phase_label
 from gateway.planner.explain import changes
 from gateway.server.admin.bench_routes import RivalView, rival_view
+from gateway.wishes.shown_wish import shown_wish
 
 
 class FollowUpStart(Value):
@@ -184,7 +185,7 @@ def view(
         used_at=model.used_at or None,
         keep_alive=keep_alive_s if model.replicas else None,
         on_request=model.waits_for_request,
-        wish=model.wish,
+        wish=shown_wish(model.wish),
         replicas=tuple(_replica_view(replica, starts) for replica in model.replicas),
         plan=_plan(model, live) if live and shows_all else None,
         start=_expected_start(loaded_model, starts) if loaded_model and shows_all else None,

@@ -6,15 +6,21 @@ plane knows only keys, and no cookie opens the API.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from gateway.domain.grant import Allowance
+from gateway.domain.value import first_problem
 from gateway.errors import Forbidden, SettingsError, Unauthorized
 from gateway.keys import Scope
 from gateway.proxy.access.auth import Key, Keys
+from gateway.proxy.access.budgets import KeyBudget
 from gateway.secret import Secret
 from gateway.server.identity.login_attempts import LoginAttempts
 from gateway.server.identity.login_tokens import LoginTokens
@@ -66,22 +72,30 @@ class Identities:
         self.attempts = LoginAttempts()
         self.on_change: Callable[[], object] = lambda: None
         """Called after each change of the valid tokens."""
+        self.budgets_of: Callable[[str, Collection[str]], tuple[KeyBudget, ...]] = lambda *_: ()
+        """Gives the budgets of a person, by name in lists and groups; it may write to the disk."""
         self._keys = keys
         self._roles = roles
         self._session_s = session_s
         self._sessions = Sessions()
         self._login_tokens = LoginTokens()
 
-    async def caller(self, headers: Headers, need: Scope, address: str) -> Key | None:
+    async def caller(
+        self, headers: Headers, need: Scope, peer: str, address: str | None = None
+    ) -> Key | None:
         """The caller of a request of the admin API; None: the keys decide. Raises Forbidden,
-        BadRequest, Unauthorized, NotReady."""
+        BadRequest, Unauthorized, NotReady.
+
+        peer: the address of the connection, which alone may be that of a proxy.
+        address: that of the client, to which wrong tokens count; None: the peer.
+        """
         headers = list(headers)
-        person = self.proxy.person(headers, address) if self.proxy is not None else None
+        person = self.proxy.person(headers, peer) if self.proxy is not None else None
         tokens = [value for name, value in headers if name == b"authorization"]
         if need == "inference":
             return None
         if not tokens and person is not None:
-            check_page(headers)
+            check_page(headers, is_from_proxy=True)
             ends_at = time.time() + TOKEN_S
             return _check_scope(key_of_person(person, self._roles.scopes_of(person), ends_at), need)
         token = tokens[0].partition(b" ")[2].strip() if len(tokens) == 1 else b""
@@ -92,7 +106,7 @@ class Identities:
             self._login_tokens.check(text)
             signed_person = await self.provider.check(text)
         except Unauthorized:
-            self._keys.count_wrong_key(address)
+            self._keys.count_wrong_key(peer if address is None else address)
             raise
         scopes = self._roles.scopes_of(signed_person.person)
         return _check_scope(
@@ -117,10 +131,11 @@ class Identities:
             self.on_change()
         return session
 
-    def page_token(self, headers: Headers, address: str, cookie: str | None) -> PageToken:
+    async def page_token(self, headers: Headers, address: str, cookie: str | None) -> PageToken:
         """A token for the page of a person. Raises Unauthorized, Forbidden, BadRequest."""
         headers = list(headers)
-        check_page(headers)
+        is_from_proxy = self.proxy is not None and self.proxy.trusts(address)
+        check_page(headers, is_from_proxy=is_from_proxy)
         person = self.proxy.person(headers, address) if self.proxy is not None else None
         session = self._sessions.find(cookie) if cookie is not None else None
         ends_at = time.time() + TOKEN_S
@@ -132,7 +147,8 @@ class Identities:
             ends_at = min(ends_at, session.ends_at)
         else:
             raise Unauthorized("Nobody is signed in.", hint="Sign in, or send a key.")
-        key = self._keys.open_session(person.key_name, scopes, ends_at)
+        budgets = await asyncio.to_thread(self.budgets_of, person.key_name, person.groups)
+        key = self._keys.open_session(person.key_name, scopes, ends_at, budgets)
         self.on_change()
         return PageToken(key, person.name, scopes, ends_at, can_end=session is not None)
 
@@ -173,6 +189,19 @@ def build_identities(settings: Settings, keys: Keys) -> Identities | None:
     return Identities(keys, Roles(settings.roles), proxy, provider, settings.oidc_session_s)
 
 
+def person_allowance(settings: Settings) -> Allowance | None:
+    """The budget of each person; None: people have none. Raises SettingsError."""
+    if not settings.person_budget:
+        return None
+    try:
+        return Allowance.model_validate(settings.person_budget)
+    except ValidationError as error:
+        raise SettingsError(
+            f"FITSERVE_PERSON_BUDGET: {first_problem(error, Allowance.model_fields)}.",
+            hint="Give limits such as tokens_per_day=100000 requests_per_month=5000.",
+        ) from None
+
+
 def _proxy_header(settings: Settings) -> ProxyHeader:
     networks = [ipaddress.ip_network(text, strict=False) for text in settings.proxy_networks]
     if not networks:
@@ -181,7 +210,9 @@ def _proxy_header(settings: Settings) -> ProxyHeader:
             hint="Set FITSERVE_PROXY_ADDRESSES to the addresses of the proxy.",
         )
     groups = settings.proxy_groups_header.lower() or None
-    return ProxyHeader(settings.proxy_user_header.lower(), groups, networks)
+    return ProxyHeader(
+        settings.proxy_user_header.lower(), groups, networks, settings.proxy_groups_separator
+    )
 
 
 def _provider(settings: Settings) -> OidcProvider:

@@ -122,7 +122,7 @@ async def make_token(request: Request) -> Response:
     """A key of an hour for the page, from the session or from the header of a trusted proxy."""
     identities = _identities(request)
     client = request.client
-    token = identities.page_token(
+    token = await identities.page_token(
         request.scope["headers"],
         client.host if client is not None else "",
         request.cookies.get(_session_cookie(request)),

@@ -56,6 +56,7 @@ _ALGORITHMS = (
     "Ed25519",
 )
 _KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
+_GOOGLE = "https://accounts.google.com"
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -141,7 +142,7 @@ class OidcProvider:
             decoded.claims,
             decoded.header,
             {
-                "iss": {"essential": True, "values": [self._settings.issuer]},
+                "iss": {"essential": True, "values": _issuers(self._settings.issuer)},
                 "aud": {"essential": True, "values": [self._settings.client_id]},
             },
             {
@@ -154,7 +155,8 @@ class OidcProvider:
             claims.validate(leeway=LEEWAY_S)
         except (JoseError, ValueError, TypeError) as error:
             raise _refused_error(f"its ID token is not valid ({type(error).__name__})") from None
-        return self._signed_person(decoded.claims, id_token)
+        person_claims = await self._complete_claims(decoded.claims, token.get("access_token"))
+        return self._signed_person(person_claims, id_token)
 
     async def check(self, token: str) -> SignedPerson:
         """The person with a bearer token for the admin API. Raises Unauthorized, Forbidden,
@@ -162,7 +164,7 @@ class OidcProvider:
         decoded = await self._decode(token)
         registry = jwt.JWTClaimsRegistry(
             leeway=LEEWAY_S,
-            iss={"essential": True, "value": self._settings.issuer},
+            iss={"essential": True, "values": _issuers(self._settings.issuer)},
             aud={"essential": True, "value": self._settings.audience},
             exp={"essential": True},
         )
@@ -190,6 +192,35 @@ class OidcProvider:
         }
         return str(add_params_to_uri(endpoint, fields))
 
+    async def _complete_claims(
+        self, claims: Mapping[str, Any], access_token: object
+    ) -> Mapping[str, Any]:
+        """The claims of an ID token, and those that the provider gives only at its UserInfo
+        endpoint (OpenID Connect Core 1.0, sections 5.3 and 5.4). Raises Unauthorized, NotReady.
+
+        A provider without that endpoint, or one that fails, leaves the claims as they are where
+        they name the user.
+        """
+        settings = self._settings
+        is_named = isinstance(claims.get(settings.user_claim), str) and (
+            settings.user_claim != "email" or "email_verified" in claims
+        )
+        if is_named and find_claim(claims, settings.groups_claim) is not None:
+            return claims
+        url = self._metadata.get("userinfo_endpoint")
+        if not is_safe_url(url) or not isinstance(access_token, str):
+            return claims
+        try:
+            info = await _read_json("GET", str(url), bearer=access_token)
+        except (httpx.HTTPError, ValueError) as error:
+            if not is_named:
+                raise self._unreachable_error(short_reason(error)) from None
+            log.warning("the provider gives no UserInfo", problem=short_reason(error))
+            return claims
+        if not isinstance(claims.get("sub"), str) or info.get("sub") != claims["sub"]:
+            raise _refused_error("its UserInfo is of another user")
+        return {**info, **claims}
+
     def _signed_person(self, claims: Mapping[str, Any], token: str) -> SignedPerson:
         """The person of checked claims. Raises Forbidden, BadRequest."""
         settings = self._settings
@@ -206,8 +237,15 @@ class OidcProvider:
                 hint="Verify it there, or the operator names another claim in"
                 " FITSERVE_OIDC_USER_CLAIM.",
             )
-        groups = claims.get(settings.groups_claim)
+        groups = find_claim(claims, settings.groups_claim)
         groups = [groups] if isinstance(groups, str) else groups
+        if groups is None and _has_overage(claims, settings.groups_claim):
+            log.warning(
+                "the provider left out the groups of a user, as there are too many; let it send"
+                " fewer, or roles",
+                user=name[:200],
+                claim=settings.groups_claim,
+            )
         names = (
             [group for group in groups if isinstance(group, str)]
             if isinstance(groups, list)
@@ -336,6 +374,34 @@ def is_safe_url(url: object) -> bool:
     )
 
 
+def find_claim(claims: Mapping[str, Any], path: str) -> Any:
+    """The claim of that name, or of that path through objects; None: absent.
+
+    A name may have dots itself, as names that are addresses and ids of clients.
+    """
+    if path in claims:
+        return claims[path]
+    parts = path.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        inner_claims = claims.get(".".join(parts[:length]))
+        if isinstance(inner_claims, Mapping):
+            return find_claim(inner_claims, ".".join(parts[length:]))
+    return None
+
+
+def _issuers(issuer: str) -> list[str]:
+    """The names of an issuer in its tokens. Google's may leave out the scheme
+    (developers.google.com/identity/openid-connect, ID token's payload)."""
+    return [issuer, *([_GOOGLE.removeprefix("https://")] if issuer == _GOOGLE else [])]
+
+
+def _has_overage(claims: Mapping[str, Any], name: str) -> bool:
+    """Whether a token only says that the user has groups, as Entra does beyond 200 groups
+    (OpenID Connect Core 1.0, section 5.6.2)."""
+    sources = claims.get("_claim_names")
+    return claims.get("hasgroups") is True or (isinstance(sources, Mapping) and name in sources)
+
+
 def _check_metadata(metadata: Mapping[str, Any], issuer: str) -> None:
     """Raise ValueError for a discovery of another issuer, or one that leads to unsafe addresses."""
     if metadata.get("issuer") != issuer:
@@ -361,16 +427,19 @@ async def _read_json(
     url: str,
     fields: Mapping[str, str] | None = None,
     auth: httpx.BasicAuth | None = None,
+    *,
+    bearer: str | None = None,
 ) -> dict[str, Any]:
     """The JSON object of an answer. Raises HTTPError, ValueError."""
     data = b""
+    headers = {"accept": "application/json"}
+    if bearer is not None:
+        headers["authorization"] = f"Bearer {bearer}"
     try:
         async with (
             asyncio.timeout(_TIMEOUT_S),
             httpx.AsyncClient(timeout=_TIMEOUT_S, verify=_tls_context()) as client,
-            client.stream(
-                method, url, data=fields, auth=auth, headers={"accept": "application/json"}
-            ) as answer,
+            client.stream(method, url, data=fields, auth=auth, headers=headers) as answer,
         ):
             if answer.is_server_error:
                 answer.raise_for_status()

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from gateway.controller.decisions.wish_history import version_to_restore
 from gateway.domain import Change
 from gateway.domain.wish import ChatTemplate, WishOrigin
 from gateway.errors import Conflict, NotFound
@@ -164,3 +165,23 @@ def test_a_changed_row_of_the_history_is_damage(store: Store) -> None:
         db.execute("UPDATE wishes SET wish=replace(wish, '/one', '/two')")
     with pytest.raises(Exception, match="a row of wishes"):
         Store(store.path)
+
+
+def test_a_wish_of_another_form_keeps_its_place_among_the_readable_ones(store: Store) -> None:
+    store.add_model(wish(name="a", context=1), 1.0)
+    for context in (2, 3, 4):
+        store.save_change(wish(name="a", context=context), context, None, WishOrigin(at=2.0))
+    with store._database.change() as db:
+        db.execute("UPDATE wishes SET wish=json_set(wish, '$.gone_field', 7) WHERE number=2")
+        db.execute("UPDATE wishes SET origin='nonsense' WHERE number=3")
+    rows = store.wishes.versions("a")
+    assert [(row.number, row.is_readable) for row in rows] == [
+        (1, True),
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
+    assert [rows[0].wish.context, rows[3].wish.context] == [1, 4]
+    assert version_to_restore("a", rows, None, is_underway=False).number == 1
+    with pytest.raises(Conflict, match="cannot read"):
+        version_to_restore("a", rows, 2, is_underway=False)

@@ -23,6 +23,8 @@ from gateway.wishes.steps import patch
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
 
+_UNREADABLE = "This version of the gateway cannot read the stored form of the wish."
+
 
 class VersionView(Value):
     """A wish of a model's history."""
@@ -34,6 +36,9 @@ class VersionView(Value):
     state: WishState
     refused: str = Field(description="cause why it was given up; empty: it was in force")
     restored: int | None = Field(description="number of the wish that a rollback restored")
+    problem: str = Field(
+        "", description="cause why its changes are unknown and it cannot be restored; empty: none"
+    )
     changes: tuple[Difference, ...] = Field(
         description="differences from the accepted wish before; from the defaults for the first"
     )
@@ -102,6 +107,8 @@ def _views(versions: list[WishVersion], *, is_underway: bool) -> list[VersionVie
     former_wish: Wish | None = None
     states = wish_states(versions, is_underway=is_underway)
     for version, state in zip(versions, states, strict=True):
+        former_wish = former_wish or Wish(name=version.wish.name)
+        is_readable = version.is_readable
         views.append(
             VersionView(
                 number=version.number,
@@ -111,9 +118,10 @@ def _views(versions: list[WishVersion], *, is_underway: bool) -> list[VersionVie
                 state=state,
                 refused=version.refused,
                 restored=version.origin.restored,
-                changes=diff_wishes(former_wish or Wish(name=version.wish.name), version.wish),
+                problem="" if is_readable else _UNREADABLE,
+                changes=diff_wishes(former_wish, version.wish) if is_readable else (),
             )
         )
-        if not version.refused:
+        if is_readable and not version.refused:
             former_wish = version.wish
     return views

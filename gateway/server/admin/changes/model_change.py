@@ -31,6 +31,7 @@ from gateway.errors import (
 from gateway.server.admin.model_views import ChangeAnswer
 from gateway.server.gateway_parts import Gateway
 from gateway.wishes.model_request import ModelRequest
+from gateway.wishes.shown_wish import drop_hidden_values
 
 # Errors of planning a model.
 PLAN_ERRORS = (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, HostError)
@@ -120,7 +121,7 @@ def _patched_wish(wish: Wish, patch: dict[str, Any]) -> Wish:
             hint="Add the model under the other name, then remove this one.",
             param="name",
         )
-    fields = _merge(wish.model_dump(mode="json"), patch)
+    fields = _merge(wish.model_dump(mode="json"), drop_hidden_values(wish, patch))
     try:
         changed_wish = ModelRequest.model_validate(fields).wish()
     except ValidationError as error:

@@ -212,6 +212,39 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
         )
 
 
+@pytest.mark.parametrize("check", [True, False])
+async def test_a_rebuilt_environment_shows_its_concurrency_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    """The same version may have other packages then."""
+    bursts: list[int] = []
+
+    async def check_batches(_: object, prompts: list[list[int]]) -> None:
+        bursts.append(len(prompts))
+
+    monkeypatch.setattr("gateway.controller.watch.verify._check_batches", check_batches)
+    world = World()
+    world.code = Code()
+    counts = []
+    async with running(tmp_path, healthy, world) as gateway:
+        await wait_for_start(gateway, tmp_path, check=check)
+        assert len(bursts) == 1
+        for build in (world.build, "other code", "other code", world.build):
+            world.build = build
+            (running_engine,) = world.engines.values()
+            attempt = running_engine.spec.attempt
+            running_engine.kill()
+
+            async def look(attempt: int = attempt) -> Any:
+                view = await gateway.show("m")
+                last = view["attempts"][-1]
+                return view if last["id"] > attempt and view["state"] == "ready" else None
+
+            await wait_until("another engine serves", look)
+            counts.append(len(bursts))
+    assert counts == [1, 2, 2, 2]
+
+
 async def test_other_models_start_while_one_is_checked(tmp_path: Path) -> None:
     world = World()
     world.code = code = Code(is_blocked=True)

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.errors import SettingsError
 from gateway.server.app import create_app
+from gateway.server.identity.identities import person_allowance
 from gateway.settings import Settings
 from tests.support.key_gateway import ADMIN, gateway, unused_script
 from tests.support.patience import Patience, hang_s
@@ -269,3 +270,92 @@ def test_workers_know_the_keys_of_pages_and_no_header(tmp_path: Path) -> None:
             ):
                 assert not patience.is_over()
                 time.sleep(patience.pause_s(0.05))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_wrong_keys_count_for_the_client_that_the_proxy_states(
+    tmp_path: Path, workers: int
+) -> None:
+    """Guesses of one person must not lock out all others behind the same proxy."""
+    settings = {"FITSERVE_PROXY_ADDRESSES": "127.0.0.1"}
+    settings |= {"FITSERVE_PROXY_CLIENT_HEADER": "X-Forwarded-For"}
+    if workers:
+        settings["FITSERVE_WORKERS"] = str(workers)
+    with serve_models(tmp_path, {}, ADMIN, **settings) as served:
+        async with httpx.AsyncClient(
+            base_url=served.url, trust_env=False, timeout=hang_s()
+        ) as client:
+
+            async def guess(path: str, forwarded: str) -> int:
+                headers = {"authorization": "Bearer wrong", "x-forwarded-for": forwarded}
+                return (await client.get(path, headers=headers)).status_code
+
+            cases = {"/admin/models": "192.0.2.1", "/v1/models": "192.0.2.2"}
+            for path, client_address in cases.items():
+                statuses = [
+                    await guess(path, f"198.51.100.{number}, {client_address}")
+                    for number in range(12)
+                ]
+                assert statuses == [401] * 10 + [429] * 2
+                assert await guess(path, f"{client_address}, 192.0.2.9{path.count('v')}") == 401
+
+
+@pytest.mark.anyio
+async def test_an_untrusted_address_states_no_client(tmp_path: Path) -> None:
+    settings = {"proxy_addresses": "10.9.8.7", "proxy_client_header": "X-Forwarded-For"}
+    async with gateway(tmp_path, **settings) as (server, _):
+        statuses = []
+        for number in range(12):
+            headers = {"authorization": "Bearer wrong", "x-forwarded-for": f"192.0.2.{number}"}
+            path = "/v1/models" if number % 2 else "/admin/models"
+            statuses.append((await server.client.get(path, headers=headers)).status_code)
+        assert statuses == [401] * 10 + [429] * 2
+
+
+def test_a_header_of_clients_without_a_proxy_is_refused(tmp_path: Path) -> None:
+    settings = Settings.model_validate(
+        {"data_dir": tmp_path, "proxy_client_header": "X-Forwarded-For"}
+    )
+    with pytest.raises(SettingsError, match="no address may send it"):
+        create_app(settings)
+
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.anyio
+async def test_people_have_a_budget_each_and_share_those_of_their_groups(tmp_path: Path) -> None:
+    """Each answer has 50 tokens."""
+    settings = PROXY | {"roles": "inference=*", "person_budget": "tokens_per_day=100"}
+    async with gateway(tmp_path, **settings) as (server, _):
+
+        async def chat(headers: dict[str, str]) -> httpx.Response:
+            key = (await page_key(server, headers))["key"]
+            return await server.client.post(
+                CHAT,
+                json={"model": "a", "messages": []},
+                headers={"authorization": f"Bearer {key}"},
+            )
+
+        rob = {"remote-user": "rob"}
+        assert [(await chat(rob)).status_code for _ in range(3)] == [200, 200, 429]
+        refusal = (await chat(rob)).json()["error"]["message"]
+        assert "The user rob has used its 100 tokens of this day" in refusal
+        assert "FITSERVE_PERSON_BUDGET" in refusal
+        budget = {"requests_per_day": 2}
+        answer = await server.client.put("/admin/key-groups/staff", json=budget)
+        assert answer.status_code == 200, answer.text
+        people = [{"remote-user": name, "remote-groups": "staff"} for name in ("sue", "tim", "uma")]
+        answers = [await chat(person) for person in people]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert "group staff" in answers[-1].json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "budget", ["tokens_per_week=5", "tokens_per_day=none", {"is_soft": "maybe"}], ids=str
+)
+def test_a_budget_of_people_that_is_none_is_refused(tmp_path: Path, budget: object) -> None:
+    settings = Settings.model_validate({"data_dir": tmp_path, "person_budget": budget})
+    with pytest.raises(SettingsError, match="FITSERVE_PERSON_BUDGET"):
+        person_allowance(settings)

@@ -17,7 +17,14 @@ from joserfc.jwk import ECKey, RSAKey
 from gateway.errors import FitserveError, Forbidden, NotReady, Unauthorized
 from gateway.secret import Secret
 from gateway.server.identity.login_attempts import LoginAttempt, LoginAttempts
-from gateway.server.identity.oidc_provider import LEEWAY_S, OidcProvider, OidcSettings
+from gateway.server.identity.oidc_provider import (
+    LEEWAY_S,
+    OidcProvider,
+    OidcSettings,
+    SignedPerson,
+    _issuers,
+)
+from gateway.server.identity.person import Person
 from tests.support.oidc_servers import ScriptedProvider, shared_secret_token, unsigned_token
 
 pytestmark = pytest.mark.anyio
@@ -357,3 +364,115 @@ async def test_no_error_shows_a_token_or_a_secret(provider_server: ScriptedProvi
         await client(provider_server).check(token)
     assert token not in str(refusal.value)
     assert "a-secret-of-the-client" not in repr(client(provider_server).__dict__)
+
+
+async def sign_in(provider_server: ScriptedProvider, **changes: Any) -> SignedPerson:
+    """The person of a login whose ID token has these changes."""
+    login = attempt()
+    fields = changes.pop("client", {})
+    claims = provider_server.claims(nonce=login.nonce.reveal(), **changes)
+    provider_server.token = provider_server.sign(claims)
+    return await client(provider_server, **fields).sign_in("a-code", None, login)
+
+
+async def test_claims_of_a_minimal_id_token_come_from_userinfo(
+    provider_server: ScriptedProvider,
+) -> None:
+    """Authelia 4.39 and others put none of a user's claims into the ID token."""
+    provider_server.user_info = {
+        "sub": "1",
+        "email": "ann@example.org",
+        "email_verified": True,
+        "groups": ["ops"],
+        "preferred_username": "ann",
+    }
+    signed = await sign_in(provider_server, email=None, email_verified=None)
+    assert signed.person == Person("ann@example.org", frozenset({"ops"}))
+    assert provider_server.info_headers == ["Bearer a"]
+
+
+async def test_userinfo_is_not_asked_where_the_id_token_has_all(
+    provider_server: ScriptedProvider,
+) -> None:
+    provider_server.user_info = {"sub": "1", "groups": ["admins"]}
+    signed = await sign_in(provider_server, groups=[])
+    assert signed.person.groups == frozenset()
+    assert provider_server.info_headers == []
+
+
+async def test_userinfo_of_another_user_is_refused(provider_server: ScriptedProvider) -> None:
+    for sub in ("2", None, 1):
+        provider_server.user_info = {"sub": sub, "groups": ["admins"]}
+        with pytest.raises(Unauthorized, match="another user"):
+            await sign_in(provider_server)
+
+
+async def test_userinfo_replaces_no_signed_claim(provider_server: ScriptedProvider) -> None:
+    provider_server.user_info = {"sub": "1", "email": "eve@example.org", "groups": ["ops"]}
+    signed = await sign_in(provider_server)
+    assert signed.person == Person("ann@example.org", frozenset({"ops"}))
+    provider_server.user_info |= {"email_verified": True}
+    with pytest.raises(Forbidden, match="has not verified"):
+        await sign_in(provider_server, email_verified=False)
+
+
+async def test_a_failing_userinfo_ends_only_a_login_that_needs_it(
+    provider_server: ScriptedProvider,
+) -> None:
+    provider_server.extra = {"userinfo_endpoint": f"{provider_server.url}/nowhere"}
+    assert (await sign_in(provider_server)).person.groups == frozenset()
+    with pytest.raises(NotReady, match="cannot be used"):
+        await sign_in(provider_server, email=None)
+    provider_server.extra = {"userinfo_endpoint": "http://other.example/userinfo"}
+    with pytest.raises(Forbidden, match="no claim email"):
+        await sign_in(provider_server, email=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "claims", "groups"),
+    [
+        ("realm_access.roles", {"realm_access": {"roles": ["ops", "user"]}}, {"ops", "user"}),
+        ("resource_access.gw.roles", {"resource_access": {"gw": {"roles": ["ops"]}}}, {"ops"}),
+        ("resource_access.a.b.roles", {"resource_access": {"a.b": {"roles": ["ops"]}}}, {"ops"}),
+        ("https://example.org/groups", {"https://example.org/groups": ["ops"]}, {"ops"}),
+        ("cognito:groups", {"cognito:groups": ["ops"]}, {"ops"}),
+        ("roles", {"roles": ["Gateway.Admin"]}, {"Gateway.Admin"}),
+        ("realm_access.roles", {"realm_access": ["roles"]}, set()),
+        ("realm_access.roles", {"roles": ["ops"]}, set()),
+    ],
+    ids=str,
+)
+async def test_groups_are_found_where_providers_have_them(
+    provider_server: ScriptedProvider, path: str, claims: dict[str, Any], groups: set[str]
+) -> None:
+    provider = client(provider_server, groups_claim=path)
+    signed = await provider.check(provider_server.sign(provider_server.claims(**claims)))
+    assert signed.person.groups == groups
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {
+            "_claim_names": {"groups": "src1"},
+            "_claim_sources": {"src1": {"endpoint": "https://graph.example/users/1/groups"}},
+        },
+        {"hasgroups": True},
+    ],
+    ids=["names", "hasgroups"],
+)
+async def test_groups_that_do_not_fit_into_a_token_are_reported(
+    provider_server: ScriptedProvider, claims: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Entra leaves out more than 200 groups. The user then has the rights of no group."""
+    token = provider_server.sign(provider_server.claims(**claims))
+    assert (await client(provider_server).check(token)).person.groups == frozenset()
+    assert "left out the groups" in caplog.text
+
+
+def test_google_is_named_with_and_without_its_scheme() -> None:
+    assert _issuers("https://accounts.google.com") == [
+        "https://accounts.google.com",
+        "accounts.google.com",
+    ]
+    assert _issuers("https://login.example.org") == ["https://login.example.org"]

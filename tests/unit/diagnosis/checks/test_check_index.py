@@ -122,6 +122,24 @@ def test_a_book_is_read_only_when_a_failure_is_looked_up() -> None:
     assert len(reads) == 1
 
 
+def test_released_tables_are_read_by_the_next_new_search() -> None:
+    reads: list[int] = []
+
+    def read() -> CheckBook:
+        reads.append(1)
+        return BOOK
+
+    index = CheckIndex(read)
+    first = index.check(shape("ValueError", MESSAGE), "1.0")
+    index.release()
+    assert index._tables is None
+    assert index.check(shape("ValueError", MESSAGE), "1.0") is first
+    assert len(reads) == 1
+    second = index.check(shape("ValueError", MESSAGE), "1.1")
+    assert second is not None
+    assert (second.site, len(reads)) == (WORDED, 2)
+
+
 def test_a_long_log_asks_for_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     searches: list[str] = []
 

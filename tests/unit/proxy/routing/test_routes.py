@@ -138,6 +138,19 @@ def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
             responses.maker_of(response, key)
 
 
+@pytest.mark.parametrize("replicas", [(B,), (B, C)], ids=["one", "several"])
+def test_a_retry_elsewhere_has_the_priority_of_its_own_class(
+    replicas: tuple[RoutedReplica, ...],
+) -> None:
+    """An overdue request is raised among the requests of the engine that it goes to."""
+    routes = Routes()
+    call = Call("chat", "m", priority=100)
+    routes._raise_priority(call, A)
+    assert call.engine_priority == 0
+    assert routes.pick(route(*replicas), call, "a") in replicas
+    assert call.engine_priority is None
+
+
 def test_pick_goes_round_among_equals() -> None:
     routes = Routes()
     assert [pick(routes, route(A, B, C)).id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]

@@ -51,6 +51,56 @@ def test_a_name_that_no_list_can_show_is_refused(name: bytes) -> None:
         PROXY.person([(b"remote-user", name)], "10.0.0.5")
 
 
+def test_groups_are_separated_as_the_proxy_does() -> None:
+    """authentik writes `|` between groups, and a name of a group may have a comma."""
+    groups = (b"x-authentik-groups", b"ops|staff, night")
+    headers = [(b"x-authentik-username", b"ann"), groups]
+    proxy = ProxyHeader("x-authentik-username", "x-authentik-groups", NETWORKS, "|")
+    assert proxy.person(headers, "10.0.0.5") == Person("ann", frozenset({"ops", "staff, night"}))
+
+
+@pytest.mark.parametrize(
+    ("names", "headers", "expected"),
+    [
+        (
+            ("x-forwarded-email", "x-forwarded-groups"),
+            {
+                "x-forwarded-user": "3f2a",
+                "x-forwarded-email": "ann@example.org",
+                "x-forwarded-preferred-username": "ann",
+                "x-forwarded-groups": "/ops,role:admin,role:gw:user",
+            },
+            Person("ann@example.org", frozenset({"/ops", "role:admin", "role:gw:user"})),
+        ),
+        (
+            ("remote-user", "remote-groups"),
+            {
+                "remote-user": "ann",
+                "remote-groups": "ops,staff",
+                "remote-name": "Ann",
+                "remote-email": "ann@example.org",
+            },
+            Person("ann", frozenset({"ops", "staff"})),
+        ),
+        (
+            ("tailscale-user-login", None),
+            {
+                "tailscale-user-login": "ann@example.org",
+                "tailscale-user-name": "=?utf-8?q?Ann_=C3=85?=",
+                "tailscale-user-profile-pic": "https://example.org/ann",
+            },
+            Person("ann@example.org"),
+        ),
+    ],
+    ids=["oauth2-proxy with Keycloak", "Authelia", "Tailscale"],
+)
+def test_the_headers_of_known_proxies_name_a_user(
+    names: tuple[str, str | None], headers: dict[str, str], expected: Person
+) -> None:
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert ProxyHeader(*names, NETWORKS).person(sent, "10.0.0.5") == expected
+
+
 def test_groups_count_only_with_a_header_of_their_own() -> None:
     plain = ProxyHeader("remote-user", None, NETWORKS)
     assert plain.person(ANN, "10.0.0.5") == Person("ann@example.org")
@@ -76,3 +126,28 @@ def test_only_the_own_page_acts_for_the_user(headers: dict[bytes, bytes], is_all
     else:
         with pytest.raises(Forbidden):
             check_page(headers.items())
+
+
+@pytest.mark.parametrize(
+    ("forwarded_host", "is_from_proxy", "is_allowed"),
+    [
+        (b"gw.example", True, True),
+        (b"GW.example", True, True),
+        (b"evil.example, gw.example", True, True),
+        (b"gw.example, inner.example", True, False),
+        (b"gw.example", False, False),
+    ],
+)
+def test_a_proxy_may_replace_the_host_and_state_it(
+    forwarded_host: bytes, is_from_proxy: bool, is_allowed: bool
+) -> None:
+    headers = [
+        (b"origin", b"https://gw.example"),
+        (b"host", b"10.0.0.7:8080"),
+        (b"x-forwarded-host", forwarded_host),
+    ]
+    if is_allowed:
+        check_page(headers, is_from_proxy=is_from_proxy)
+    else:
+        with pytest.raises(Forbidden):
+            check_page(headers, is_from_proxy=is_from_proxy)

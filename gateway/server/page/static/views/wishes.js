@@ -36,7 +36,7 @@ export function wishes({ name }) {
 }
 
 function row(version, restore) {
-  const { number, state, way, key, at, restored, refused } = version;
+  const { number, state, way, key, at, restored, refused, problem } = version;
   const isPresent = state === "in force" || state === "underway";
   return h(
     "li",
@@ -48,6 +48,7 @@ function row(version, restore) {
       h("span", { class: "tag", "data-tone": TONES[state] ?? "idle" }, state),
       h("span", { class: "muted" }, `${moment(at)} · ${key ? `${key}, ${way}` : way}`),
       !isPresent &&
+        !problem &&
         h(
           "button",
           { type: "button", click: () => attempt(restore), "aria-label": `Restore wish ${number}` },
@@ -56,6 +57,7 @@ function row(version, restore) {
     ),
     restored && h("p", { class: "muted" }, `It is wish ${restored} again.`),
     refused && h("p", {}, refused),
+    problem && h("p", {}, problem),
     differences(version.changes),
   );
 }

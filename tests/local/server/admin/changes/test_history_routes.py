@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import httpx
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.store.store import Store
 from tests.support.commands import fitserve
-from tests.support.key_gateway import ADMIN, gateway, make
+from tests.support.key_gateway import ADMIN, gateway, make, unused_script
 from tests.support.patience import Patience
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -39,6 +41,14 @@ async def roll_back(
 ) -> httpx.Response:
     body = {} if number is None else {"number": number}
     return await server.client.post(f"/admin/models/{name}/rollback{query}", json=body)
+
+
+def rewrite(folder: Path, *statements: str) -> None:
+    """Change rows of a gateway that does not run, as another version could have written them."""
+    with contextlib.closing(Store(folder / "data/fitserve.db")) as store:
+        for statement in statements:
+            with store._database.change() as db:
+                db.execute(statement)
 
 
 async def wish_of(server: Running, name: str = "a") -> Any:
@@ -202,3 +212,74 @@ async def test_the_commands_list_and_restore(tmp_path: Path) -> None:
         assert (await wish_of(server))["aliases"] == []
         assert "as wish 1" in (await run("history", "a")).stdout
         assert (await run("rollback", "a", "9")).returncode == 1
+
+
+async def test_secrets_of_flags_are_shown_in_no_answer(tmp_path: Path) -> None:
+    """A reader sees every wish, former ones included."""
+    async with gateway(tmp_path) as (server, upstream):
+        reader_key = await make(server, "reader", scopes=["read"])
+        secret, args = "sk-7f3a9c2e51", {"api-key": "sk-7f3a9c2e51", "block-size": 16}
+        fields = {"endpoint": f"{upstream.url}/v1", "args": args, "env": {"HF_TOKEN": secret}}
+        answer = await server.client.post("/admin/models", json={"name": "c", **fields})
+        assert answer.status_code == 202, answer.text
+        texts = [answer.text]
+        public_wish = await wish_of(server, "c")
+        assert public_wish["args"] == {"api-key": "(hidden)", "block-size": 16}
+        patches = ({"args": {**public_wish["args"], "block-size": 32}}, {"env": {"HF_TOKEN": None}})
+        for patch in patches:
+            answer = await server.client.patch("/admin/models/c", json=patch)
+            assert answer.status_code == 200, answer.text
+            texts.append(answer.text)
+        headers = {"authorization": f"Bearer {reader_key}"}
+        paths = ("models", "models/c", "models/c/history", "events?follow=false")
+        for path in paths:
+            answer = await server.client.get(f"/admin/{path}", headers=headers)
+            assert answer.status_code == 200, answer.text
+            texts.append(answer.text)
+        assert not [text for text in texts if secret in text]
+    with contextlib.closing(Store(tmp_path / "data/fitserve.db")) as store:
+        stored = store.wishes.versions("c")
+    assert [version.wish.args["api-key"] for version in stored] == [secret] * 3
+    assert stored[-1].wish.args["block-size"] == 32
+
+
+async def test_a_wish_of_another_form_ends_no_answer(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, _):
+        for aliases in (["x"], ["y"]):
+            await change(server, aliases=aliases)
+    rewrite(
+        tmp_path,
+        "UPDATE wishes SET wish=json_set(wish, '$.gone', 7) WHERE model='a' AND number=2",
+    )
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as server:
+        server.client.headers["authorization"] = f"Bearer {ADMIN}"
+        rows = await history(server)
+        assert [(row["number"], row["state"]) for row in rows] == [
+            (3, "in force"),
+            (2, "former"),
+            (1, "former"),
+        ]
+        assert rows[0]["changes"] == [{"field": "aliases", "former": None, "present": "y"}]
+        assert (rows[1]["changes"], rows[0]["problem"]) == ([], "")
+        assert "cannot read" in rows[1]["problem"]
+        refusal = await roll_back(server, 2)
+        assert refusal.status_code == 409
+        assert "cannot read" in refusal.json()["error"]["message"]
+        assert (await roll_back(server)).status_code == 200
+        assert (await wish_of(server))["aliases"] == []
+
+
+async def test_facts_and_measurements_of_another_form_are_counted(tmp_path: Path) -> None:
+    async with gateway(tmp_path):
+        pass
+    rewrite(
+        tmp_path,
+        """INSERT INTO facts (fact, learned_at) VALUES ('{"kind":"x"}', 1)""",
+        "INSERT INTO benches (model, at, bench) VALUES ('a', 1, '{}')",
+    )
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as server:
+        server.client.headers["authorization"] = f"Bearer {ADMIN}"
+        for path in ("facts", "models/a/bench"):
+            answer = await server.client.get(f"/admin/{path}")
+            assert answer.status_code == 200, answer.text
+            assert "1 row is left out" in answer.json()["problem"]
