@@ -13,6 +13,7 @@ from contextlib import suppress
 from gateway.domain import Node, NodeLink
 from gateway.errors import FitserveError
 from gateway.hosts.host import Machines
+from gateway.known_problems import KnownProblems
 from gateway.logging import Logger
 from gateway.planner.nodes.measured_networks import MeasuredNetworks, network_facts
 from gateway.store.store import Store
@@ -43,6 +44,8 @@ class NetworkWatch:
         self._is_busy = is_busy
         self._retry_at: dict[Pair, float] = {}
         """Times of the event loop, of pairs whose measurement failed."""
+        self._problems = KnownProblems()
+        """Reasons of failed measurements, by the names and addresses of a pair."""
         self._change_event = asyncio.Event()
         self._idle_event = asyncio.Event()
         """Set while there is nothing to measure now."""
@@ -107,14 +110,20 @@ class NetworkWatch:
         return next((pair for pair in pairs if self._retry_at.get(pair, now) <= now), None)
 
     async def _measure(self, a: Node, b: Node) -> None:
+        ends = (a.name, a.address), (b.name, b.address)
         try:
             network = await self._machines.measure_network(a.name, b.name)
         except FitserveError as error:
-            log.warning(
-                "a network between machines is not measured", a=a.name, b=b.name, reason=str(error)
-            )
             self._retry_at[a.name, b.name] = asyncio.get_running_loop().time() + _RETRY_S
+            if self._problems.record(ends, str(error)):
+                log.warning(
+                    "a network between machines is not measured",
+                    a=a.name,
+                    b=b.name,
+                    reason=str(error),
+                )
             return
+        self._problems.forget(ends)
         facts = network_facts(a, b, network, time.time())
         await asyncio.to_thread(self._store.store_networks, facts)
         log.info(

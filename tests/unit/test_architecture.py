@@ -45,6 +45,7 @@ BASE = frozenset(
         "garbage",
         "health",
         "keys",
+        "known_problems",
         "logging",
         "model_folder",
         "open_files",

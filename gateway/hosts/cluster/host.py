@@ -39,6 +39,7 @@ from gateway.hosts.cluster.shared_reading import SharedReading
 from gateway.hosts.cluster.weights_copies import WeightsCopies
 from gateway.hosts.host import HubCommit, Machines
 from gateway.hosts.node_group import part_name
+from gateway.known_problems import KnownProblems
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
 
@@ -111,6 +112,8 @@ class ClusterHost:
         self._twins: set[asyncio.Task[None]] = set()
         self._machines: frozenset[str] = frozenset()
         self._has_listed = False
+        self._refusals = KnownProblems()
+        """Machines that refuse this gateway."""
         self.on_change: Callable[[], object] = lambda: None
         """Called by `list` when machines have come or gone."""
 
@@ -393,6 +396,7 @@ class ClusterHost:
         """
         try:
             listing = await self._query_instances(node)
+            self._refusals.forget(node.name)
             return [instance.evolve(node=node.name) for instance in listing]
         except (AgentAway, TimeoutError) as error:
             if node.name not in self._listings and self._has_listed:
@@ -405,7 +409,11 @@ class ClusterHost:
             return self._listings[node.name]
         except AgentRefusal as error:
             # Its engines are another gateway's, or are being stopped.
-            log.warning("a machine of the cluster is not ours", node=node.name, reason=str(error))
+            # The reason counts seconds.
+            if self._refusals.record(node.name, "refused"):
+                log.warning(
+                    "a machine of the cluster is not ours", node=node.name, reason=str(error)
+                )
             return []
 
     def _record_start(self, instance: Instance) -> None:

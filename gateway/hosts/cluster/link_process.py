@@ -12,6 +12,7 @@ from gateway.errors import HostError
 from gateway.hosts.cluster.membership import Membership
 from gateway.hosts.cluster.ray_start import ray_environment
 from gateway.hosts.cluster.restart_pause import RestartPause
+from gateway.known_problems import KnownProblems
 from gateway.logging import Logger
 
 log = Logger("fitserve.cluster")
@@ -28,6 +29,8 @@ class LinkProcess:
         self.path = path
         self._ready = asyncio.Event()
         self._run_task: asyncio.Task[None] | None = None
+        self._problems = KnownProblems()
+        """The exit code of the last process."""
 
     async def start(self) -> None:
         """Start the process and wait until it answers. Raises HostError."""
@@ -77,10 +80,12 @@ class LinkProcess:
             has_answered = line == b"ready\n"
             if has_answered:
                 self._ready.set()
+                self._problems.forget(self.path)
                 while await process.stdout.read(4096):
                     pass
             code = await process.wait()
-            log.warning("the link to the cluster ended", code=code)
+            if self._problems.record(self.path, str(code)):
+                log.warning("the link to the cluster ended", code=code)
             return has_answered
         finally:
             if process.returncode is None:

@@ -4,6 +4,7 @@ DATA/cluster/membership.json   this machine's part in the cluster
 DATA/cluster/node.sock         the socket of the node service
 DATA/cluster/lease.json        the owner of this machine's engines
 DATA/cluster/drained           present while this machine starts no engines
+DATA/cluster/raylet-starts     the number of starts of this machine's raylet
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -76,6 +78,18 @@ def write_membership(data: Path, membership: Membership) -> None:
 def remove_membership(data: Path) -> None:
     for name in ("membership.json", "lease.json", "drained"):
         (folder(data) / name).unlink(missing_ok=True)
+
+
+def count_raylet_start(data: Path) -> int:
+    """The number of starts of the raylet before this one, also of those before the last boot."""
+    path = folder(data) / "raylet-starts"
+    count = 0
+    with suppress(OSError, ValueError):
+        count = int(path.read_bytes())
+    # On a full disk the ports repeat, and the machine joins later.
+    with suppress(OSError):
+        atomic_file.write(path, str(count + 1).encode())
+    return count
 
 
 def make_token(path: Path) -> None:

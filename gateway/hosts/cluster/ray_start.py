@@ -20,6 +20,17 @@ RESOURCE = "fitserve-node:"
 """Prefix of the resource that ties an actor to its machine."""
 # Only relays use Ray's object store.
 _STORE_BYTES = 80 * 1024 * 1024
+# The head keeps its connection to a raylet that ended, and tries it again after up to two minutes.
+# A new raylet on the same port would count as lost meanwhile, so the next starts have other ports.
+_PORT_SETS = 8
+_NAMED_PORTS = (
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+)
 # A raylet's workers get its environment, and Ray's token opens every machine. So the environment
 # has no keys of the gateway.
 _INHERITED_VARIABLES = (
@@ -71,22 +82,18 @@ def raylet_environment(
     }
 
 
-def raylet_command(membership: Membership, temp_dir: Path, answer_file: Path) -> list[str]:
+def raylet_command(
+    membership: Membership, temp_dir: Path, answer_file: Path, start_number: int
+) -> list[str]:
     """`ray start` in the foreground, on a node after a question to the head. Ray's servers listen
     on every interface, on ports of one range; the dashboard is off.
 
     answer_file: gets an answer that forbids the start.
+    start_number: the number of starts of this machine's raylet so far, which selects its ports.
     """
-    first = membership.first_port
+    first_port = membership.first_port
+    first_named_port = first_port + start_number % _PORT_SETS * len(_NAMED_PORTS)
     port = membership.head.rpartition(":")[2]
-    named_ports = (
-        "node-manager-port",
-        "object-manager-port",
-        "runtime-env-agent-port",
-        "dashboard-agent-grpc-port",
-        "dashboard-agent-listen-port",
-        "metrics-export-port",
-    )
     return [
         sys.executable,
         "-m",
@@ -112,7 +119,7 @@ def raylet_command(membership: Membership, temp_dir: Path, answer_file: Path) ->
         f"--object-store-memory={_STORE_BYTES}",
         "--disable-usage-stats",
         f"--resources={json.dumps({RESOURCE + membership.name: 1})}",
-        *(f"--{name}={first + number}" for number, name in enumerate(named_ports)),
-        f"--min-worker-port={first + 10}",
-        f"--max-worker-port={first + PORTS - 1}",
+        *(f"--{name}={first_named_port + number}" for number, name in enumerate(_NAMED_PORTS)),
+        f"--min-worker-port={first_port + _PORT_SETS * len(_NAMED_PORTS)}",
+        f"--max-worker-port={first_port + PORTS - 1}",
     ]

@@ -20,11 +20,18 @@ from pathlib import Path
 from gateway.errors import SettingsError
 from gateway.hosts.cluster.head_answer import REFUSAL_CODE
 from gateway.hosts.cluster.head_check import HeadAway, judge, local_versions
-from gateway.hosts.cluster.membership import Membership, check_token, folder, node_socket
+from gateway.hosts.cluster.membership import (
+    Membership,
+    check_token,
+    count_raylet_start,
+    folder,
+    node_socket,
+)
 from gateway.hosts.cluster.ray_start import raylet_command, raylet_environment
 from gateway.hosts.cluster.restart_pause import MAX_PAUSE_S, RestartPause
 from gateway.hosts.cluster.strays import kill_orphaned_ray
 from gateway.hosts.process import procfs
+from gateway.known_problems import KnownProblems
 from gateway.logging import Logger
 
 log = Logger("fitserve.cluster")
@@ -54,12 +61,14 @@ async def _run_raylet(membership: Membership, data: Path, join_event: asyncio.Ev
     socket = node_socket(data)
     answer_file = folder(data) / "head-answer.json"
     output = folder(data) / "raylet.log"
-    command = raylet_command(membership, _temp_dir(data), answer_file)
+    temp_dir = _temp_dir(data)
     environment = raylet_environment(membership, socket, os.environ)
 
     async def run() -> int:
         await asyncio.to_thread(kill_orphaned_ray, socket)
         check_token(membership.token_file)
+        start_number = count_raylet_start(data)
+        command = raylet_command(membership, temp_dir, answer_file, start_number)
         code = await _run_once(command, environment, output)
         if code == REFUSAL_CODE:
             judge(membership, json.loads(answer_file.read_bytes()), local_versions())
@@ -76,6 +85,7 @@ async def _run_program(name: str, run: Callable[[], Awaitable[int]]) -> None:
     """Run a program whenever it does not run. run: until its end; it returns the exit code. Raises
     SettingsError of `run`."""
     pause = RestartPause()
+    problems = KnownProblems()
     while True:
         start_s = asyncio.get_running_loop().time()
         was_well = False
@@ -83,8 +93,10 @@ async def _run_program(name: str, run: Callable[[], Awaitable[int]]) -> None:
         try:
             code = await run()
         except HeadAway as error:
-            log.warning("waiting for the head", reason=str(error))
+            if problems.record(name, str(error)):
+                log.warning("waiting for the head", reason=str(error))
         else:
+            problems.forget(name)
             log.warning("ended; it is started again", program=name, code=code)
             was_well = asyncio.get_running_loop().time() - start_s > _HEALTHY_RUN_S
         await pause.wait(was_well=was_well)

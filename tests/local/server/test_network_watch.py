@@ -19,6 +19,7 @@ from gateway.profiles.profiles import Profiles
 from gateway.server import network_watch
 from gateway.server.network_watch import NetworkWatch
 from gateway.store.store import Store
+from tests.support.log_lines import capture_logs
 from tests.support.paths import ROOT
 from tests.support.patience import hang_s
 
@@ -129,6 +130,41 @@ async def test_a_pair_that_cannot_be_measured_stays_unknown_and_holds_nothing_up
         await watch.settle()
         assert knowledge(store, machines.nodes) == [False]
     assert machines.measured_pairs == [("node-0", "node-1")]
+
+
+async def test_the_problem_of_a_pair_is_logged_once_until_it_changes(
+    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_watch, "_RETRY_S", 0.0)
+    machines = Machines(2)
+
+    async def try_with(problem: str) -> None:
+        """Let the pair be measured twice more, or once where nothing is wrong."""
+        machines.problem = problem
+        count = len(machines.measured_pairs)
+        while len(machines.measured_pairs) < count + 3 and not watch.links[0].tcp_bytes_s:
+            await asyncio.sleep(0)
+
+    with capture_logs() as lines:
+        machines.problem = "a firewall is between them"
+        async with watching(machines, tmp_path) as (watch, store):
+            while not watch.links:
+                await asyncio.sleep(0)
+            await try_with("a firewall is between them")
+            await try_with("the network is in use")
+            await try_with("")
+            # One of the machines is at another address, where nothing was measured.
+            machines.nodes[1] = machines.nodes[1].evolve(address="10.0.0.9")
+            machines.problem = "the network is in use"
+            machines.on_change()
+            await watch.settle()
+            assert knowledge(store, machines.nodes) == [False]
+    reasons = [line["reason"] for line in lines if "is not measured" in line["event"]]
+    assert reasons == [
+        "a firewall is between them",
+        "the network is in use",
+        "the network is in use",
+    ]
 
 
 async def test_a_cluster_without_machines_holds_no_plan_up(

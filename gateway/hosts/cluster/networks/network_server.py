@@ -77,6 +77,6 @@ class NetworkServer:
         rate = (last_count - first_count) / _LOOK_S
         if rate > _BUSY_BYTES_S:
             raise HostError(
-                f"The network of {self._name} carries {rate / 1e6:,.0f} MB/s now.",
+                f"The network of {self._name} carries more than {_BUSY_BYTES_S / 1e6:g} MB/s now.",
                 hint="No action is needed: the gateway tries again later.",
             )

@@ -26,6 +26,7 @@ from gateway.profiles.profiles import Profiles
 from tests.contract.harness import until
 from tests.contract.memory_harness import MemoryHarness
 from tests.support.hub_commits import disk_of
+from tests.support.log_lines import capture_logs
 from tests.support.memory_host import World
 from tests.support.patience import hang_s
 
@@ -326,6 +327,20 @@ async def test_a_silent_machine_has_its_last_engines_until_it_answers(
         return await host.list() == []
 
     await until("the answer counts", is_gone)
+
+
+async def test_a_machine_of_another_gateway_is_logged_once_until_it_is_ours(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, link = machines
+    stranger = ClusterHost(link.root / "link.sock", "b")
+    assert await host.list() == []
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert await stranger.list() == []
+    reasons = [line["reason"] for line in lines if line["event"].endswith("is not ours")]
+    assert len(reasons) == len(NAMES)
+    assert all(reason.startswith("Another gateway owns this machine") for reason in reasons)
 
 
 async def test_an_engine_that_has_just_started_is_known_of_a_silent_machine(

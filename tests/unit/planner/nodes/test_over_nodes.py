@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -249,12 +250,47 @@ def worth(plan: Plan, inputs: PlanningInput) -> float:
 def test_another_node_removes_no_plan(
     model: str, machines: list[str], more: str, network: Network, goal: str
 ) -> None:
-    """The best worth of all plans never falls."""
+    """The best worth of all plans never falls. That of the first plan falls only where the weights
+    need no quantization any more, which comes before speed."""
     small_decision, cluster = decide_over(model, machines, network, goal=goal)
     large_decision, _ = decide_over(model, [*machines, more], network, goal=goal)
     inputs = inputs_of(model, cluster.nodes[0].hardware, goal=goal)
+    decisions = small_decision, large_decision
     best = [
-        max((worth(plan, inputs) for plan in decision.plans), default=0)
-        for decision in (small_decision, large_decision)
+        max((worth(plan, inputs) for plan in decision.plans), default=0) for decision in decisions
     ]
     assert best[1] >= best[0]
+    first = [
+        max(
+            ((not plan.quantizes_weights, worth(plan, inputs)) for plan in decision.plans[:1]),
+            default=(False, 0.0),
+        )
+        for decision in decisions
+    ]
+    assert first[1] >= first[0]
+
+
+@settings(max_examples=quicker(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    models=st.lists(st.sampled_from(MODELS), min_size=2, max_size=4),
+    machines=st.lists(st.sampled_from(MACHINES), min_size=2, max_size=3),
+    network=st.sampled_from([FAST, SLOW, Network()]),
+    goal=st.sampled_from(GOALS),
+)
+def test_models_that_are_planned_one_after_the_other_promise_no_byte_twice(
+    models: list[str], machines: list[str], network: Network, goal: str
+) -> None:
+    sizes = {
+        gpu.uuid: gpu.total_bytes or 0
+        for node in decide_over(models[0], machines, network)[1].nodes
+        for gpu in node.hardware.gpus
+    }
+    promised_bytes: Counter[str] = Counter()
+    for model in models:
+        decision, _ = decide_over(
+            model, machines, network, goal=goal, promised_bytes=dict(promised_bytes)
+        )
+        for plan in decision.plans[:1]:
+            for row in plan.nodes:
+                promised_bytes.update(dict.fromkeys(row.gpus, plan.memory.promised_bytes))
+    assert all(0 < size <= sizes[uuid] for uuid, size in promised_bytes.items())
