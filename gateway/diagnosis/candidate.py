@@ -18,7 +18,7 @@ MESSAGE_LINES = 60
 # process died, and not why.
 HARDWARE, CAUSE, SYMPTOM, CONSEQUENCE, UNKNOWN, DEATH = range(6)
 # The phase of an engine that wakes up from sleep.
-WAKING = "waking"
+WAKE_PHASE = "waking"
 _HARDWARE_KINDS = frozenset({"gpu_lost"})
 _MAX_MESSAGE_CHARACTERS = 2000
 

@@ -10,7 +10,7 @@ from collections import deque
 
 from gateway.diagnosis.candidate import (
     DEATH,
-    WAKING,
+    WAKE_PHASE,
     EngineLine,
     FailureCandidate,
     ProcessTrace,
@@ -218,11 +218,14 @@ class LogEvidence:
             self._weakest_rank = DEATH
         elif candidate.rank < self._weakest_rank:
             # A flood of symptoms leaves room for their cause.
-            weakest = max(self.candidates, key=lambda item: (item.rank, item.number))
+            weakest = max(
+                self.candidates,
+                key=lambda rival_candidate: (rival_candidate.rank, rival_candidate.number),
+            )
             if candidate.rank < weakest.rank:
                 self.candidates.remove(weakest)
                 self.candidates.append(candidate)
-            self._weakest_rank = max(item.rank for item in self.candidates)
+            self._weakest_rank = max(candidate.rank for candidate in self.candidates)
 
     def add_death(self, text: str, number: int) -> None:
         """Add a line that says that a process ended.
@@ -294,7 +297,7 @@ class LogEvidence:
         is_of_worker: a process that computes says so, and not the one that reads requests.
         """
         shape = candidate.shape
-        if candidate.phase == WAKING and candidate.row is not None:
+        if candidate.phase == WAKE_PHASE and candidate.row is not None:
             self._wake_failure = candidate
         raising_frame = next(
             (f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), ""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gateway.diagnosis.candidate import (
     MESSAGE_LINES,
-    WAKING,
+    WAKE_PHASE,
     EngineLine,
     FailureCandidate,
     ProcessTrace,
@@ -593,7 +593,7 @@ class LogReader:
         row = candidate.row
         evidence = self._evidence
         if evidence.is_ignored(process) and not (isinstance(row, TextSignature) and row.line_start):
-            if row is None or candidate.phase != WAKING:
+            if row is None or candidate.phase != WAKE_PHASE:
                 process.serving_error = process.serving_error or candidate
             evidence.record_fault(candidate)
         else:

@@ -33,8 +33,8 @@ class StartProgress:
     def step_values(self, phase: str) -> dict[str, Scalar]:
         """The last step of a start, as values for its cure.
 
-        `doing`: the activity that a start of this phase was last seen at. `during_NAME`: the step
-        within the phase.
+        `doing`: the activity that a start of this phase was last seen at. `during_` with the
+        name of a step: that step, within the phase.
         """
         if self.phase == "serving":
             return {}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.diagnosis import structure
-from gateway.diagnosis.candidate import CAUSE, DEATH, SYMPTOM, WAKING, FailureCandidate
+from gateway.diagnosis.candidate import CAUSE, DEATH, SYMPTOM, WAKE_PHASE, FailureCandidate
 from gateway.diagnosis.checks.check_kinds import check_kind, context_kind
 from gateway.diagnosis.clues.figures import conclude
 from gateway.diagnosis.cures import ENGINES, held_by_others
@@ -342,10 +342,10 @@ class LogVerdict:
         wake up, which no user makes."""
         first, number = max(
             self._evidence.faults.values(),
-            key=lambda fault: (fault[0].phase == WAKING, fault[1]),
+            key=lambda fault: (fault[0].phase == WAKE_PHASE, fault[1]),
             default=(None, 0),
         )
-        is_waking = first is not None and first.phase == WAKING
+        is_waking = first is not None and first.phase == WAKE_PHASE
         is_sure = first is not None and (is_waking or first.shape.exception in _SURE_FAULTS)
         failure = (
             self._build_failure(self._match_fault(first))
@@ -358,7 +358,7 @@ class LogVerdict:
         calls = f"{number} {call}s" if number > 1 else f"A {call}"
         purpose = " to wake up" if is_waking else ""
         message = f"{failure.message} {calls}{purpose} failed so, and the engine serves on."
-        phase = WAKING if is_waking else "serving"
+        phase = WAKE_PHASE if is_waking else "serving"
         return failure.evolve(message=message, phase=phase, proven_subject="nothing")
 
     def _match_fault(self, candidate: FailureCandidate) -> FailureCandidate | None:

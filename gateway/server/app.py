@@ -215,27 +215,7 @@ def build_front(
         origins=Origins(frozenset(settings.web_origins)),
         person_scopes=person_scopes(settings),
     )
-    if settings.proxy_client_header and not settings.proxy_networks:
-        raise SettingsError(
-            "FITSERVE_PROXY_CLIENT_HEADER is set, and no address may send it.",
-            hint="Set FITSERVE_PROXY_ADDRESSES to the addresses of the proxy.",
-        )
-    limits = Limits(
-        body_bytes=settings.body_limit_bytes,
-        connections=settings.max_connections,
-        connections_per_address=settings.max_connections_per_address,
-        keep_alive_s=settings.keep_alive_s,
-        engine_idle_connections=settings.engine_idle_connections,
-        engine_silence_s=settings.engine_silence_s,
-        queue_timeout_s=settings.queue_timeout_s,
-        waiting_comment_s=settings.waiting_comment_s,
-        origins=settings.web_origins,
-        media_hosts=settings.hosts_of_media,
-        end_revoked=settings.end_revoked,
-        file_bytes=settings.batch_file_bytes,
-        proxy_networks=settings.proxy_networks,
-        client_header=settings.proxy_client_header,
-    )
+    limits = _build_limits(settings)
     telemetry = _build_telemetry(settings, has_workers=shared_parts is not None)
     metrics = request_metrics(
         has_access_log=settings.access_log,
@@ -268,6 +248,31 @@ def build_front(
         prices=prices,
         identities=build_identities(settings, keys),
         telemetry=telemetry,
+    )
+
+
+def _build_limits(settings: Settings) -> Limits:
+    """The limits of clients. Raises SettingsError for a header that no address may send."""
+    if settings.proxy_client_header and not settings.proxy_networks:
+        raise SettingsError(
+            "FITSERVE_PROXY_CLIENT_HEADER is set, and no address may send it.",
+            hint="Set FITSERVE_PROXY_ADDRESSES to the addresses of the proxy.",
+        )
+    return Limits(
+        body_bytes=settings.body_limit_bytes,
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address,
+        keep_alive_s=settings.keep_alive_s,
+        engine_idle_connections=settings.engine_idle_connections,
+        engine_silence_s=settings.engine_silence_s,
+        queue_timeout_s=settings.queue_timeout_s,
+        waiting_comment_s=settings.waiting_comment_s,
+        origins=settings.web_origins,
+        media_hosts=settings.hosts_of_media,
+        end_revoked=settings.end_revoked,
+        file_bytes=settings.batch_file_bytes,
+        proxy_networks=settings.proxy_networks,
+        client_header=settings.proxy_client_header,
     )
 
 

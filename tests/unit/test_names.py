@@ -31,6 +31,7 @@ local/proxy/test_openai_clients.py
 local/proxy/test_sdks.py
 local/test_boot_storm.py
 local/test_storm.py
+local/test_documented_answers.py
 local/test_documented_commands.py
 local/test_examples.py
 local/test_proxy_benchmark.py
@@ -59,6 +60,7 @@ unit/test_value_style.py
 unit/test_verb_style.py
 unit/test_yaml_style.py
 unit/test_documented_commands.py
+unit/test_documented_routes.py
 unit/test_forge.py
 unit/test_imports.py
 unit/test_storm_ledger.py

@@ -46,6 +46,7 @@ LIBRARY |= {"contextlib", "re", "string", "types", "typing", "pydantic"}
 OURS = (
     "gateway.domain",
     "gateway.errors",
+    "gateway.secret",
     "gateway.variables",
     *(f"gateway.{room.replace('/', '.')}" for room in PURE),
 )

@@ -61,7 +61,8 @@ REVEALS = {
     "gateway/models/catalog/hub.py": 2,  # address and token, as the library's arguments
     "gateway/proxy/access/auth.py": 1,  # the length of a key of the settings
     "gateway/server/admin/key_routes.py": 1,  # the only answer with a key
-    "gateway/settings.py": 4,  # checks of webhooks and keys, the bytes for signatures
+    # checks of webhooks, headers and keys, the headers of a collector, the bytes for signatures
+    "gateway/settings.py": 6,
     "gateway/tls.py": 1,  # the file that OpenSSL reads
 }
 # Encoders that write the text, for the gateway's own processes and files.

@@ -30,7 +30,7 @@ _FLOAT = 4
 # Tokens of a block of states by ratio: CompressorStateCache. A layer with overlapping chunks keeps
 # two of them, twice as wide.
 _STATE_BLOCKS = {4: 4, 128: 8}
-_OVERLAPPING = 4
+_OVERLAP_RATIO = 4
 _INDEX_SCALE = 4
 
 
@@ -77,7 +77,9 @@ def compressed_layout(
         _pad_size(_BLOCK // ratio * key_bytes, step) for ratio, count in counts.items() if count
     }
     pages |= (
-        {_pad_size(_BLOCK // _OVERLAPPING * index_bytes, step)} if counts[_OVERLAPPING] else set()
+        {_pad_size(_BLOCK // _OVERLAP_RATIO * index_bytes, step)}
+        if counts[_OVERLAP_RATIO]
+        else set()
     )
     states = [
         _states_of(ratio, count, key_size, index_size, step)
@@ -123,9 +125,9 @@ def _ratios(fields: Mapping[str, Any], attention: Sequence[AttentionGroup]) -> l
 
 
 def _states_of(ratio: int, layers: int, key_size: int, index_size: int, step: int) -> _StateBlocks:
-    width = 2 if ratio == _OVERLAPPING else 1
+    width = 2 if ratio == _OVERLAP_RATIO else 1
     block = _STATE_BLOCKS[ratio]
-    sizes = (key_size, index_size) if ratio == _OVERLAPPING else (key_size,)
+    sizes = (key_size, index_size) if ratio == _OVERLAP_RATIO else (key_size,)
     # A state has values and scores.
     pages = tuple(_pad_size(block * 2 * width * size * _FLOAT, step) for size in sizes)
     return _StateBlocks(ratio, layers, width * ratio, block, pages)

@@ -13,7 +13,7 @@ STATE = b"tracestate"
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _FIRST_VERSION = b"00"
 _FORBIDDEN_VERSION = b"ff"
-_SAMPLED = 1
+_SAMPLE_FLAG = 1
 _TRACE_BYTES = 16
 _RATIO_BYTES = 8
 
@@ -62,7 +62,7 @@ def trace_context(headers: dict[bytes, bytes], random: bytes, ratio: float) -> T
         span_id,
         bytes.fromhex(match[3].decode()),
         state if PLAIN_VALUE(state) else b"",
-        bool(int(match[4], 16) & _SAMPLED),
+        bool(int(match[4], 16) & _SAMPLE_FLAG),
     )
 
 

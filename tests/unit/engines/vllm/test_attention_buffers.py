@@ -54,7 +54,7 @@ def test_a_large_batch_of_wide_heads_needs_a_larger_workspace() -> None:
 @pytest.mark.parametrize(
     "load", [{"graphs": False}, {"query": 4}], ids=["without graphs", "with drafts"]
 )
-def test_without_whole_graphs_the_workspace_comes_after_the_cache(load: dict[str, Any]) -> None:
+def test_the_workspace_comes_after_the_cache_without_whole_graphs(load: dict[str, Any]) -> None:
     assert buffers("0.26.0", **load) == AttentionBuffers(0, WORKSPACE)
 
 

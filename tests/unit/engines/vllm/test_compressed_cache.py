@@ -78,5 +78,5 @@ def test_a_stage_has_the_ratios_of_its_own_layers() -> None:
         {"head_dim": -1},
     ],
 )
-def test_other_models_have_no_such_cache(changes: dict[str, Any]) -> None:
+def test_models_of_another_kind_keep_plain_caches(changes: dict[str, Any]) -> None:
     assert compressed_layout(FLASH | changes, latents(43), "fp8_ds_mla", 1) is None

@@ -28,7 +28,7 @@ def test_openid_connect_without_its_library_names_the_package(
     names = [name for name in sys.modules if name.startswith("authlib.")]
     for name in ("authlib", *names):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SettingsError, match=r"fitserve\[oidc\]"):
+    with pytest.raises(SettingsError, match=r"'\.\[oidc\]'"):
         build_identities(Settings(**OIDC), Keys(None, None))
 
 
