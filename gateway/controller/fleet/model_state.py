@@ -37,10 +37,11 @@ _CHANGE_WAIT_S = 1800.0
 def status(model: ManagedModel) -> tuple[str, str]:
     """The state of a model in a word, and why. A model is ready as soon as one replica is."""
     state, detail = _model_status(model)
-    if not model.problems:
+    problems = [*model.problems]
+    if not problems:
         return state, detail
     words = [detail.rstrip(".")] if detail else []
-    return state, "; ".join([*words, *model.problems])
+    return state, "; ".join([*words, *problems])
 
 
 def _model_status(model: ManagedModel) -> tuple[str, str]:
