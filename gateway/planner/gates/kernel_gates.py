@@ -13,7 +13,7 @@ from gateway.planner.layer_kernels import ObservedRefusals
 def gate_kernels(
     evidence: VariantEvidence, engine: Engine, facts: KnownFacts, capability: str | None
 ) -> None:
-    """Refuse a layer without a kernel or backend, then one that is known to fail.
+    """Refuse a layer without a kernel or backend, then one that would crash or is known to fail.
 
     The order matters: an engine refuses a missing kernel in any case, and other changes cure it.
     """
@@ -30,6 +30,7 @@ def gate_kernels(
                 source,
                 layer=layer_kernel.layer,
             )
+    for layer_kernel in evidence.kernels:
         if layer_kernel.status == "crash":
             reason = (
                 f"it loads, but {layer_kernel.kernel} would crash at the first request in"

@@ -66,6 +66,29 @@ def test_gpt_oss_as_published_is_padded_and_runs(version: str) -> None:
     assert (choice.status, choice.kernel, choice.padded_to) == ("ok", "MARLIN", (3072, 2944))
 
 
+@pytest.mark.parametrize("kind", ["fp8_token", "nvfp4"])
+def test_marlin_repacks_experts_in_whole_tiles_until_it_pads(kind: Any) -> None:
+    """Experts of 1408 on 8 ranks, 4 and 1, on GPUs without products of FP8."""
+
+    def choice(version: str, tp: int) -> MoeChoice:
+        bits, group, origin = (8, 0, "compressed-tensors") if "8" in kind else (4, 16, "modelopt")
+        shape = MoeShape(
+            hidden=4096,
+            intermediate=1408 // tp,
+            experts=128,
+            scheme=Scheme(kind=kind, bits=bits, group=group),
+            origin=origin,
+            dtype="bfloat16",
+        )
+        return choose_moe(RULES[version], shape, "8.6")
+
+    for version in ("0.18.0", "0.19.1"):
+        crashes = {tp: [product for product, _ in choice(version, tp).crashes] for tp in (8, 4, 1)}
+        assert crashes == {8: ["w13", "w2"], 4: ["w2"], 1: []}
+        assert choice(version, 1).kernel == "MARLIN"
+    assert {choice("0.26.0", tp).status for tp in (8, 4, 1)} == {"ok"}
+
+
 def wna16(version: str, intermediate: int, origin: str = "gptq", group: int = 32) -> MoeChoice:
     scheme = Scheme(kind="wna16", bits=4, group=group)
     sizes: dict[str, Any] = {"hidden": 2816, "intermediate": intermediate, "experts": 128}
