@@ -99,7 +99,9 @@ class LogEvidence:
     options: those of the start.
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is not an exception.
+    thread_failure: a known exception that ended a thread of the start, which nothing restarts.
     quoted_candidates: an exception in the middle of a line, as quoted and as the whole line.
+    precise_lines: the first line with a known text that names a value, by kind of failure.
     complaints: lines that complain of nothing known.
     warning: a known text of the last lines.
     faults: errors of requests, by exception and place, with their number.
@@ -118,11 +120,14 @@ class LogEvidence:
         """The weakest rank of a full list of candidates: an equal one finds no room."""
         self.death: tuple[str, int] | None = None
         self.hint: FailureCandidate | None = None
+        self.thread_failure: FailureCandidate | None = None
+        self.precise_lines: dict[str, FailureCandidate] = {}
         self.quoted_candidates: tuple[FailureCandidate, ...] = ()
         self.crash = CrashStack()
         self.dump = ThreadDump()
         self.complaints: list[FailureCandidate] = []
         self.faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
+        self._failed_transfers: set[str] = set()
         self._wake_failure: FailureCandidate | None = None
         self._advice: deque[tuple[int, str]] = deque(maxlen=_MAX_ADVICE)
         self.crashed: FailureCandidate | None = None
@@ -244,8 +249,18 @@ class LogEvidence:
     def add_hint(self, message: str, text: str, number: int, process: ProcessTrace) -> bool:
         """Add a known text in a line that is not an exception. Returns whether the log has a hint
         now."""
-        self.hint = self.hint or self._known_text(message, text, number, process)
+        known_text = self.read_precise_line(message, text, number, process)
+        self.hint = self.hint or known_text
         return self.hint is not None
+
+    def read_precise_line(
+        self, message: str, text: str, number: int, process: ProcessTrace
+    ) -> FailureCandidate | None:
+        """The known text in a line, which is remembered if it names a value."""
+        known_text = self._known_text(message, text, number, process)
+        if known_text is not None and known_text.culprit:
+            self.precise_lines.setdefault(known_text.kind, known_text)
+        return known_text
 
     def add_record(self, line: EngineLine) -> bool:
         """Remember a line that begins a record. Returns whether it is one of an engine that
@@ -302,10 +317,22 @@ class LogEvidence:
         raising_frame = next(
             (f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), ""
         )
-        if self.has_faults or not (is_of_worker or _is_fault(shape, raising_frame)):
+        is_fault = _is_fault(shape, raising_frame) or asks_for_option(shape)
+        if self.has_faults or not (is_of_worker or is_fault):
             return
         first, number = self.faults.get((shape.exception, raising_frame), (candidate, 0))
         self.faults[shape.exception, raising_frame] = first, number + 1
+
+    def record_transfer(self, candidate: FailureCandidate, request: str) -> None:
+        """Note a failed transfer of a request. Both sides may report it, so its name counts once.
+
+        request: the name of the request; empty where the line has none.
+        """
+        if self.has_faults or request in self._failed_transfers:
+            return
+        if request:
+            self._failed_transfers.add(request)
+        self.record_fault(candidate, is_of_worker=True)
 
     def close(self, lines: int, *, is_healthy: bool) -> None:
         """End the log after this many lines. is_healthy: whether the engine had started."""
@@ -371,6 +398,17 @@ class LogEvidence:
             self.add_complaint(FailureCandidate.unproven(line.text, line.number, shape))
         elif forms.LEVEL.match(line.text):
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
+
+
+def asks_for_option(shape: ExceptionShape) -> bool:
+    """Whether an error of the engine's own code asks for an option of the start.
+
+    No other request of this kind is answered until the engine is started in another way.
+    """
+    begin = _ADVICE.search(shape.message)
+    if begin is None or _FLAG.search(shape.message, begin.end()) is None:
+        return False
+    return any(map(_ENGINE.search, shape.frames))
 
 
 def _is_fault(shape: ExceptionShape, raising_frame: str) -> bool:

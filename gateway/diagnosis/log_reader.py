@@ -211,6 +211,7 @@ class LogReader:
             # A progress bar is not a record of its own.
             self._read_progress(message)
             self._read_plain_line(line, text, process)
+            self._read_transfer(line, text, process)
 
     def _read_level(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         """Read the level of a line, and the beginning of a record."""
@@ -408,6 +409,10 @@ class LogReader:
         """
         evidence = self._evidence
         if not evidence.is_serving:
+            proof = evidence.prove_exception(line.text, process)
+            if proof is not None and evidence.thread_failure is None:
+                evidence.thread_failure = self._candidate(proof, text, process)
+                evidence.thread_failure.shape = shape
             if not self._add_hint(line, text, process) and not evidence.quoted_candidates:
                 evidence.quoted_candidates = (self._unproven_candidate(text, shape),)
         else:
@@ -472,6 +477,8 @@ class LogReader:
             return
         evidence = self._evidence
         line_proof = evidence.prove_exception(line.text, process)
+        if line_proof is not None and line_proof[1]:
+            evidence.read_precise_line(line.text, text, self._lines.number, process)
         proof = line_proof if candidate.row is None else None
         line_and_number = text, self._lines.number
         is_clearer = False
@@ -497,6 +504,8 @@ class LogReader:
         if proof is not None and (
             candidate.row is None or is_clearer or proof[1].items() > candidate.culprit.items()
         ):
+            if line_proof is not None and line_proof[1] and not candidate.culprit:
+                candidate.line, candidate.number = text, self._lines.number
             candidate.row, candidate.culprit = proof[0], evidence.culprit_values(proof, process)
             candidate.phase = evidence.phase(proof[0], process)
             return
@@ -559,6 +568,16 @@ class LogReader:
                 self._unproven_candidate(text, shape._replace(message=quotation["message"])),
                 self._unproven_candidate(text, shape),
             )
+
+    def _read_transfer(self, line: LogLine, text: str, process: ProcessTrace) -> None:
+        """Note a failed transfer of a request, which the serving engine reports in one record."""
+        failure = forms.TRANSFER_FAILURE.match(line.text) if line.is_header else None
+        if failure is not None and self._evidence.is_ignored(process):
+            request = forms.REQUEST_ID.search(failure["request"])
+            message = failure["message"] or line.text
+            shape = ExceptionShape(failure["name"] or "", message, (), "serving")
+            candidate = self._unproven_candidate(text, shape)
+            self._evidence.record_transfer(candidate, request["id"] if request else "")
 
     def _add_hint(self, line: LogLine, text: str, process: ProcessTrace) -> bool:
         return self._evidence.add_hint(line.text, text, self._lines.number, process)

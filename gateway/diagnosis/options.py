@@ -136,6 +136,12 @@ _FLAGS_OF_WORD = {
     "connector": ("kv-transfer-config", "kv-offloading-size"),
     "pipeline parallelism": ("pipeline-parallel-size", "pp-size"),
 }
+# Options that turn a part on, and the ends of those that name its model. Drafts from the text need
+# none.
+_PART_SWITCHES = frozenset({"algorithm", "method", "mode"})
+_MODEL_ENDS = ("-model-path", "-model", "-path")
+_MODEL_FREE = re.compile(r"(?i)n_?gram|lookahead|suffix")
+_QUOTES = "'\""
 # A message that an engine does not know a name.
 _REFUSED_NAME = re.compile(
     r"\b(?:[Uu]nsupported|[Uu]nknown|[Uu]nrecognized|[Ii]nvalid|[Nn]o such)\b[^:'\"]{0,40}"
@@ -289,6 +295,20 @@ class StartOptions:
             ):
                 return f"--{flag}"
         return ""
+
+    def unset_part(self, frames: str) -> tuple[str, str]:
+        """The model of a part that is on and failed, printed as unset, and the option that is on.
+
+        Both are flags, and empty without such a pair. frames: the code that failed.
+        """
+        for flag, value in self._set_options().items():
+            part, _, switch = flag.partition("-")
+            if switch not in _PART_SWITCHES or part not in frames or _MODEL_FREE.search(value):
+                continue
+            for name, text in self._values.items():
+                if name.startswith(f"{part}-") and name.endswith(_MODEL_ENDS) and text == "None":
+                    return f"--{name}", f"--{flag} {value.strip(_QUOTES)}"
+        return "", ""
 
     def variable_about(self, text: str) -> tuple[str, str]:
         """A variable that this start sets and whose part of the engine a text names, with its

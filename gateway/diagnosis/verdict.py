@@ -16,10 +16,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.diagnosis import structure
-from gateway.diagnosis.candidate import CAUSE, DEATH, SYMPTOM, WAKE_PHASE, FailureCandidate
+from gateway.diagnosis.candidate import (
+    CAUSE,
+    CONSEQUENCE,
+    DEATH,
+    SYMPTOM,
+    WAKE_PHASE,
+    FailureCandidate,
+)
 from gateway.diagnosis.checks.check_kinds import check_kind, context_kind
 from gateway.diagnosis.clues.figures import conclude
 from gateway.diagnosis.cures import ENGINES, held_by_others
+from gateway.diagnosis.evidence import asks_for_option
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
@@ -42,8 +50,25 @@ _TAKEN_KINDS = frozenset({"gpu_shared", "ram_shared", "port_in_use"})
 # Faults in one place that are not due to chance. A missing package fails each request alike.
 _MIN_REPEATS = 2
 _SURE_FAULTS = frozenset({"ImportError", "ModuleNotFoundError"})
+# A client cannot cause the failure of a transfer.
+_TRANSFER_FAULT = "TransferError"
 # Advice that changes nothing where the engine runs one rank.
 _LESS_RANKS = re.compile(r"(?:Lower|Reduce|Decrease) --(?:tensor-parallel-size|tp-size|tp)\b")
+# Failures in which a process waited for another until its time was over.
+_WAIT_KINDS = frozenset({"start_timeout", "hang"})
+_HELD_CALL = FailureSignature(
+    kind="hang",
+    proves="nothing",
+    message=(
+        "The ranks stood still as they connected. A library that is not a part of CUDA stands"
+        " between the engine and the driver[[ ({foreign_library})]], and may hold their calls."
+    ),
+)
+_REFUSED_REQUEST = FailureSignature(
+    kind="config_refused",
+    proves="nothing",
+    message="The options of the start leave no room for some requests: {problem}",
+)
 _UNKNOWN_FAILURE = FailureSignature(
     kind="unknown", message="The engine failed with an error that is not known here."
 )
@@ -118,7 +143,12 @@ class LogVerdict:
         """The candidate of the verdict."""
         proven = self._proven_candidate()
         if proven is not None and proven.kind != "unknown":
-            return self._error_before_death(proven) or proven
+            return self._precise(
+                self._dead_thread(proven)
+                or self._error_before_death(proven)
+                or self._known_hint(proven)
+                or self._held_call(proven)
+            )
         if self._evidence.is_serving and proven is None:
             return None
         unproven_candidates = self._unproven_candidates()
@@ -134,10 +164,42 @@ class LogVerdict:
         ):
             best_candidate = self._best_candidate(candidates)
             if best_candidate is not None and best_candidate.row is not None:
-                return best_candidate
+                return self._precise(best_candidate)
         if self._evidence.warning is not None and not unproven_candidates:
             return self._evidence.warning
         return proven or next(iter([*unproven_candidates, *cut_off, *quoted_candidates]), None)
+
+    def _dead_thread(self, proven: FailureCandidate) -> FailureCandidate | None:
+        """The exception that ended a thread before the start was given up: nothing restarted it."""
+        thread_failure = self._evidence.thread_failure
+        is_before = thread_failure is not None and thread_failure.number < proven.number
+        is_given_up = proven.kind in _WAIT_KINDS or proven.rank in (CONSEQUENCE, DEATH)
+        return thread_failure if is_before and is_given_up else None
+
+    def _known_hint(self, proven: FailureCandidate) -> FailureCandidate | None:
+        """The known text before a failure whose structure alone says little."""
+        hint = self._evidence.hint
+        is_vague = isinstance(proven.row, StructuralSignature) and proven.row.yields_to_words
+        is_sure = hint is not None and hint.rank == CAUSE and hint.number < proven.number
+        return hint if is_vague and is_sure else None
+
+    def _precise(self, proven: FailureCandidate) -> FailureCandidate:
+        """The proven failure with the line near it that names the tool, file or call of the same
+        kind."""
+        line = self._evidence.precise_lines.get(proven.kind)
+        is_general = isinstance(proven.row, StructuralSignature) or not proven.culprit
+        if line is None or not is_general or abs(line.number - proven.number) > _EPISODE_LINES:
+            return proven
+        shape = proven.shape._replace(message=f"{line.line} {proven.shape.message}")
+        return replace(line, phase=proven.phase, shape=shape, is_bare=proven.is_bare)
+
+    def _held_call(self, proven: FailureCandidate) -> FailureCandidate:
+        """A start that ended in time-out while a call waited in a library before the driver."""
+        library = self._evidence.circumstances.get("sharing_library")
+        is_connecting = "during_connection" in self._evidence.progress.step_values(proven.phase)
+        if proven.kind != "start_timeout" or library is None or not is_connecting:
+            return proven
+        return replace(proven, row=_HELD_CALL)
 
     def _likely(self, cause: FailureCandidate | None) -> FailureCandidate | None:
         """The failure kind that the words of unexplained errors suggest.
@@ -346,7 +408,12 @@ class LogVerdict:
             default=(None, 0),
         )
         is_waking = first is not None and first.phase == WAKE_PHASE
-        is_sure = first is not None and (is_waking or first.shape.exception in _SURE_FAULTS)
+        is_sure = first is not None and (
+            is_waking
+            or first.shape.exception in _SURE_FAULTS
+            or first.shape.exception.endswith(_TRANSFER_FAULT)
+            or asks_for_option(first.shape)
+        )
         failure = (
             self._build_failure(self._match_fault(first))
             if first and (number >= _MIN_REPEATS or is_sure)
@@ -366,7 +433,11 @@ class LogVerdict:
         proof = self._evidence.prove_text(f"{candidate.shape.exception}: {candidate.shape.message}")
         if proof is not None and self._signatures.can_fail_serving(proof[0].kind):
             return replace(candidate, row=proof[0], culprit=proof[1])
-        return self._best_candidate([candidate])
+        best_candidate = self._best_candidate([candidate])
+        if asks_for_option(candidate.shape):
+            problem = candidate.shape.message
+            return replace(candidate, row=_REFUSED_REQUEST, culprit={"problem": problem})
+        return best_candidate
 
     def _case(self, row: FailureSignature, candidate: FailureCandidate) -> Case:
         """The case that the cure of a failure depends on."""
@@ -391,7 +462,7 @@ class LogVerdict:
             | candidate.culprit
         )
         self._add_engine_facts(values, row, engine, version, shape)
-        values |= self._option_values(shape, failing)
+        values |= self._option_values(shape, failing, model_class)
         if values.get("ranks") == 1:
             del values["ranks"]
             values["one_rank"] = "yes"
@@ -467,7 +538,9 @@ class LogVerdict:
         )
         return tuple(step for step in steps if not options.rules_out(step))
 
-    def _option_values(self, shape: ExceptionShape, failing: str) -> dict[str, Scalar]:
+    def _option_values(
+        self, shape: ExceptionShape, failing: str, model_class: str
+    ) -> dict[str, Scalar]:
         """The facts of the start's options that belong to a failure."""
         options = self._evidence.options
         values: dict[str, Scalar] = {
@@ -484,6 +557,9 @@ class LogVerdict:
         values["own_variable"], values["own_value"] = options.variable_about(failing)
         if shape.exception == "ZeroDivisionError":
             values["zero_option"] = options.zero_option(f"{shape.source} {shape.message}")
+        if model_class and re.search(rf"\b{re.escape(model_class)}\b", shape.message):
+            frames = " ".join(shape.frames)
+            values["unset_option"], values["unset_by"] = options.unset_part(frames)
         return {name: value for name, value in values.items() if value}
 
 

@@ -45,6 +45,8 @@ FATAL_WORDS = (
     b"terminate ca",
     b"yspy dump",
     b"broadcast block",
+    b"ransfer failed",
+    b"TransferError",
 )
 _TRACE_WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
 _BARE_WORDS = (

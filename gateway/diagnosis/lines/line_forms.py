@@ -56,6 +56,12 @@ ACTIVITY = re.compile(
     r"\W*(?:(?:Load|Us|Download|Captur|Start|Initializ|Compil|Fetch|Wait|Runn|Creat|Sett|Read"
     r"|Resolv|Profil|Warm|Check|Pull)ing|Detected|Selected|Automatically)\b"
 )
+REQUEST_ID = re.compile(r"\b(?:rid|request_id|req_id)[=:] ?['\"]?(?P<id>[\w-]+)")
+# The failure of a transfer that belongs to one request, as a serving engine reports it.
+TRANSFER_FAILURE = re.compile(
+    r"(?:\w+ ){0,3}[Tt]ransfer failed (?:for|of) (?:request|req)\b(?P<request>.{0,300}?)"
+    r"(?:\b(?P<message>(?P<name>\w+Error)\b.*)|\Z)"
+)
 # A message in the middle of a line, in the quotes of code.
 CODE = re.compile(r"`([^`]* [^`]*)`")
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
@@ -79,7 +85,7 @@ ERROR_WORD = re.compile(
     r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:"
 )
 HARMLESS_TEXT = IndexedPattern(
-    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA"
+    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|(?<!NCCL )warn(?!ing: CUDA"
     r" initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
     # A task whose exception was never retrieved: its traceback follows.
     r"|^future: <\w+ finished"

@@ -235,3 +235,19 @@ def test_an_option_is_valued_where_code_has_a_word_of_its_value() -> None:
     start = options("non-default args: {'cache_dtype': 'frobquant_4bit', 'mode': 'slow', 'n': 7}")
     assert start.options_of_value("frobquant_attn") == [("cache-dtype", "frobquant_4bit")]
     assert start.options_of_value("slow_attn") == []
+
+
+def test_the_model_of_a_part_is_unset_where_the_part_is_on_and_fails() -> None:
+    def unset(algorithm: str, path: str, frames: str) -> tuple[str, str]:
+        line = (
+            f"server_args=ServerArgs(model_path='/m/frob', speculative_algorithm='{algorithm}',"
+            f" speculative_draft_model_path={path}, tokenizer_path=None)"
+        )
+        return options(line).unset_part(frames)
+
+    frames = "sglang/srt/speculative/frob.py:run"
+    pair = ("--speculative-draft-model-path", "--speculative-algorithm EAGLE3")
+    assert unset("EAGLE3", "None", frames) == pair
+    assert unset("EAGLE3", "'/m/draft'", frames) == ("", "")
+    assert unset("NGRAM", "None", frames) == ("", "")
+    assert unset("EAGLE3", "None", "sglang/srt/models/frob.py:run") == ("", "")

@@ -181,3 +181,182 @@ def test_a_failed_wake_up_is_the_cause_of_the_symptom_that_follows(
     )
     lines = (*SERVING, *traceback_lines(WAKE, "wake_up"), *[HARMLESS] * quiet_lines, *died)
     assert read(*lines).kind == kind
+
+
+def record(text: str) -> str:
+    """A record of information."""
+    return f"(EngineCore pid=7) INFO 03-14 10:22:05 [frob.py:42] {text}"
+
+
+START_TIMEOUT = (
+    f"{HEAD}TimeoutError: Timed out waiting for engines to send initial message on input socket."
+)
+DEAD_THREAD = (
+    "Exception in thread kv_listener:",
+    "Traceback (most recent call last):",
+    '  File "/x/site-packages/vllm/distributed/kv_transfer/kv_connector/v1/nixl/worker.py", line 7,'
+    " in _handshake_listener",
+    "zmq.error.ZMQError: Address already in use (addr='tcp://192.0.2.7:4242')",
+)
+
+
+def test_a_dead_thread_explains_the_timeout_of_its_start() -> None:
+    sized = record("GPU KV cache size: 4,242 tokens")
+    failure = read(*DEAD_THREAD, sized, START_TIMEOUT)
+    assert (failure.kind, failure.line_number) == ("port_in_use", 4)
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" in failure.steps[0]
+    assert read(sized, START_TIMEOUT).kind == "start_timeout"
+    assert read(sized, START_TIMEOUT, *DEAD_THREAD).kind == "start_timeout"
+
+
+NINJA = (
+    "subprocess.CalledProcessError: Command '['ninja', '-v', '-C', '/c/frob']' returned non-zero"
+    " exit status 1."
+)
+GCC = (
+    "torch._inductor.exc.InductorError: CalledProcessError: Command '['/usr/bin/gcc',"
+    " '/tmp/frob.c', '-O3']' returned non-zero exit status 1."
+)
+HEADER = "(EngineCore pid=7) /tmp/frob.c:3:10: fatal error: Python.h: No such file or directory"
+NCCL_ERROR = "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)"
+NCCL_WARNING = (
+    "node-1:42:77 [0] misc/ibvwrap.cc:42 NCCL WARN Call to ibv_reg_mr failed with error Cannot"
+    " allocate memory"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "number", "culprit"),
+    [
+        ((HEADER, *traceback_lines(GCC)), "toolchain", 1, {"header": "Python.h"}),
+        (
+            (*traceback_lines(NINJA), f"{HEAD}/bin/sh: 1: /opt/cuda/bin/nvcc: not found"),
+            "toolchain",
+            4,
+            {"tool": "nvcc"},
+        ),
+        (
+            (*traceback_lines(NINJA), f"{HEAD}/bin/sh: 1: /a:/opt/cuda/bin/nvcc: not found"),
+            "toolchain",
+            4,
+            {"tool": "nvcc", "folders": "/a:/opt/cuda"},
+        ),
+        (
+            (NCCL_WARNING, *traceback_lines("cupy.NcclError: NCCL_ERROR_SYSTEM_ERROR: unhandled")),
+            "nccl",
+            1,
+            {"call": "ibv_reg_mr", "problem": "Cannot allocate memory"},
+        ),
+    ],
+)
+def test_the_line_that_names_a_tool_file_or_call_is_the_proof(
+    lines: tuple[str, ...], kind: str, number: int, culprit: dict[str, str]
+) -> None:
+    failure = read(*lines)
+    assert (failure.kind, failure.line_number, failure.culprit) == (kind, number, culprit)
+
+
+def test_a_line_of_an_earlier_episode_is_not_the_proof() -> None:
+    progress = [record(f"Loading weights took {number} seconds") for number in range(250)]
+    assert read(HEADER, *progress, *traceback_lines(GCC)).line_number == 254
+
+
+PLACEMENT = (
+    f"{HEAD}EngineCore failed to start.",
+    *traceback_lines("ValueError: Cannot provide a placement group within 42 seconds."),
+)
+UNPLACED = (
+    "(autoscaler +42s) Error: No available node types can fulfill resource request {'GPU': 1.0,"
+    " 'node:192.0.2.7': 0.001}."
+)
+
+
+def test_a_known_text_outweighs_a_vague_structure_and_names_both_addresses() -> None:
+    joined = record("Connecting to existing Ray cluster at address: 198.51.100.4:6379...")
+    failure = read(joined, UNPLACED, *PLACEMENT)
+    assert (failure.kind, failure.line_number) == ("illegal_parallelism", 2)
+    assert "192.0.2.7" in failure.message
+    assert "198.51.100.4" in failure.message
+    assert "VLLM_HOST_IP" in failure.steps[0]
+    assert read(joined, *PLACEMENT).line_number == 5
+
+
+CONNECTING = record(
+    "world_size=4 rank=1 local_rank=1 distributed_init_method=tcp://127.0.0.1:42 backend=nccl"
+)
+PROBE = "  Normal   Killing    4s   kubelet  Container frob failed startup probe, will be restarted"
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("[HAMI-core Msg(42:77:libvgpu.c:42)]: Initialized", "libvgpu"),
+        ("LD_PRELOAD=/opt/frob/libfrob_cuda.so vllm serve frob", "libfrob_cuda"),
+    ],
+)
+def test_a_library_before_the_driver_explains_ranks_that_stand_still(
+    library: str, name: str
+) -> None:
+    failure = read(library, CONNECTING, PROBE)
+    assert failure.kind == "hang"
+    assert name in failure.message
+    assert any(name in step for step in failure.steps[:2])
+    assert any("CUDA_DISABLE_CONTROL" in step for step in failure.steps) is (name == "libvgpu")
+    assert read(CONNECTING, PROBE).kind == "start_timeout"
+    loading = record("Starting to load model frob")
+    assert read(library, CONNECTING, loading, PROBE).kind == "start_timeout"
+
+
+def request_error(error: str, place: str = "vllm/v1/engine/frob") -> tuple[str, ...]:
+    """The lines of an error of a request."""
+    head = "(APIServer pid=1) ERROR 03-14 10:22:05 [serving.py:42] "
+    frames = (
+        '  File "/x/site-packages/vllm/entrypoints/openai/chat_completion/serving.py", line 7, in'
+        " create_chat_completion",
+        f'  File "/x/site-packages/{place}.py", line 7, in _validate',
+    )
+    return tuple(head + line for line in ("Traceback (most recent call last):", *frames, error))
+
+
+def test_a_request_that_an_option_of_the_start_refuses_is_a_failure() -> None:
+    refusal = (
+        "ValueError: An audio item has 4242 tokens, more than the cache. Please increase the cache"
+        " by setting --limit-mm-per-prompt at startup."
+    )
+    failure = read(*SERVING, *request_error(refusal), HARMLESS)
+    assert (failure.kind, failure.phase, failure.line_number) == ("config_refused", "serving", 6)
+    assert "4242 tokens" in failure.message
+    assert failure.steps[0].startswith("Set --limit-mm-per-prompt")
+    wish = "ValueError: The prompt has 42 tokens, please use fewer."
+    assert read(*SERVING, *request_error(wish), HARMLESS).kind == "none"
+
+
+def transfer(request: str, side: str = "Prefill") -> str:
+    """The report of a failed transfer."""
+    return (
+        f"[2026-03-14 10:22:05] {side} transfer failed for request rank=0 req.rid='{request}' with"
+        " exception KVTransferError(bootstrap_room=42): Failed to send kv chunk"
+    )
+
+
+def test_failed_transfers_of_a_serving_engine_are_a_failure() -> None:
+    failure = read(*SERVING, transfer("a"), transfer("a", "Decode"), transfer("b"), HARMLESS)
+    assert (failure.kind, failure.phase) == ("nccl", "serving")
+    assert "2 requests failed so" in failure.message
+    assert "transferred between prefill and decode" in failure.message
+    # A prompt in the log begins no record.
+    prompt = transfer("a").partition("] ")[2]
+    assert read(*SERVING, prompt, HARMLESS).kind == "none"
+
+
+def test_a_transport_without_rdma_is_the_cause_of_failed_transfers() -> None:
+    lines = (
+        "[2026-03-14 10:22:05] server_args=ServerArgs(model_path='frob',"
+        " disaggregation_mode='prefill')",
+        "I0314 10:22:05.123456  42 tcp_transport.cpp:42] TcpTransport: listen on port 4242",
+    )
+    failure = diagnose(
+        ["\n".join((*lines, *SERVING, transfer("a"))).encode()], SIGNATURES, "sglang"
+    )[0]
+    assert "TCP" in failure.message
+    assert "RDMA" in failure.steps[0]
