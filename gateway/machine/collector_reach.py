@@ -27,9 +27,11 @@ def missing_library() -> str | None:
 def connection_problem(url: str) -> str:
     """The reason for which no connection to the collector opens; "": one opens."""
     parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
         with socket.create_connection((parts.hostname or "", port), timeout=_CONNECT_S):
             return ""
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
+    except ValueError as error:  # a port or a name that no machine can have
+        return str(error)

@@ -215,6 +215,9 @@ class RequestReader:
         shape: Shape = "openai" if endpoint is None else endpoint.shape
         id_ = None
         request: Exchange | AsgiRequest
+        connection.client_address = connection.plane.proxies.client_address(
+            self.headers, connection.address
+        )
         try:
             if upgrade is not None:
                 raise refusals.websocket_error()
@@ -224,9 +227,6 @@ class RequestReader:
             headers = limits.read_head(self.url, self.headers, version, self._received_bytes)
             id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
-            connection.client_address = plane.proxies.client_address(
-                self.headers, connection.address
-            )
             if (size := int(headers.get(b"content-length", b"0"))) > plane.limits.body_bytes:
                 self._check_size(size)
             keep_alive = (

@@ -434,7 +434,7 @@ class Store:
 
     # --- keys ---
 
-    def grants(self) -> list[tuple[Grant, bytes, float]]:
+    def grants(self) -> ReadableRows[tuple[Grant, bytes, float]]:
         """(grant, digest, created_at) of every key, by name. An unreadable key is not valid."""
         query = "SELECT rowid, may, digest, created_at FROM keys ORDER BY name"
         return read_rows("keys", self._database.rows(query), _read_grant)

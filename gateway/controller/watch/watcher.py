@@ -272,9 +272,12 @@ class Watcher:
             await asyncio.sleep(_REASONS_S)
             # None if the engine has survived it after all.
             failure = await self._describe(lambda reader: reader.failure)
+        except Exception as error:
+            self._supervised_tasks[0].setback.record_failure(error)
+        else:
+            self._prove(failure)
         finally:
             self._report = None
-        self._prove(failure)
 
     async def _describe(self, description: Callable[[LogReader], Failure | None]) -> Failure | None:
         """A failure with its message and cure, made in a thread. The reader reads nothing
@@ -286,11 +289,12 @@ class Watcher:
         await self._await_description()
         work = asyncio.ensure_future(asyncio.to_thread(description, self._reader))
         self._description = work
-        try:
-            return await asyncio.shield(work)
-        finally:
-            self._description = None
-            self._signatures.cures.release_checks()
+        work.add_done_callback(self._end_description)
+        return await asyncio.shield(work)
+
+    def _end_description(self, _: asyncio.Future[Failure | None]) -> None:
+        self._description = None
+        self._signatures.cures.release_checks()
 
     async def _await_description(self) -> None:
         """Wait until no thread reads the reader."""

@@ -84,12 +84,14 @@ class Keyring:
     def load(self) -> None:
         """Make the stored keys valid."""
         self._book.groups = self._store.key_groups()
+        grants = self._store.grants()
         stored_keys = tuple(
             StoredKey(grant=grant, digest=digest.hex(), created_at=created_at)
-            for grant, digest, created_at in self._store.grants()
+            for grant, digest, created_at in grants
         )
         in_file: tuple[StoredKey, ...] = ()
-        is_closed = False
+        # Keys that this version cannot read are keys: they leave the gateway closed.
+        is_closed = bool(grants.problem) and not stored_keys
         try:
             in_file = (
                 _STORED_KEYS.validate_json(self._file.read_bytes()) if self._file.exists() else ()
@@ -107,10 +109,10 @@ class Keyring:
             valid = tuple(key for key in in_file if not key.is_struck)
             if valid:
                 log.warning(
-                    "the database had no keys; the keys of the file next to it are valid",
+                    "the database had no readable keys; the keys of the file next to it are valid",
                     keys=len(valid),
                 )
-                if self._store.problem is None:
+                if self._store.problem is None and not grants.problem:
                     for key in valid:
                         self._store.add_key(key.grant, bytes.fromhex(key.digest), key.created_at)
         self._swap_keys(valid, is_closed=is_closed)

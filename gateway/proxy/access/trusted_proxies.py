@@ -70,6 +70,10 @@ def _parse_address(entry: bytes) -> str | None:
     text = entry.strip().decode("latin-1")
     match = _ADDRESS_AND_PORT.fullmatch(text)
     try:
-        return str(ipaddress.ip_address(match[1] or match[2] if match else text))
+        ip = ipaddress.ip_address(match[1] or match[2] if match else text)
     except ValueError:
         return None
+    if isinstance(ip, ipaddress.IPv6Address):
+        # One address has one form, and a zone is one of the proxy's machine.
+        return None if ip.scope_id is not None else str(ip.ipv4_mapped or ip)
+    return str(ip)

@@ -160,4 +160,6 @@ def _pass_context(exchange: Exchange, context: TraceContext) -> None:
         lines = request_lines(
             {name: value for name, value in headers.items() if name not in (PARENT, STATE)}
         )
-        exchange.request_head = RequestHead(head.endpoint, headers, head.key, lines, head.priority)
+        exchange.request_head = RequestHead(
+            head.endpoint, headers, head.key, lines, priority=head.priority, address=head.address
+        )

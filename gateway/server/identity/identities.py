@@ -148,6 +148,8 @@ class Identities:
         else:
             raise Unauthorized("Nobody is signed in.", hint="Sign in, or send a key.")
         budgets = await asyncio.to_thread(self.budgets_of, person.key_name, person.groups)
+        if session is not None and (cookie is None or self._sessions.find(cookie) is None):
+            raise Unauthorized("The session has ended.", hint="Sign in, or send a key.")
         key = self._keys.open_session(person.key_name, scopes, ends_at, budgets)
         self.on_change()
         return PageToken(key, person.name, scopes, ends_at, can_end=session is not None)

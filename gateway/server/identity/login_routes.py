@@ -141,7 +141,9 @@ async def make_token(request: Request) -> Response:
 async def sign_out(request: Request) -> Response:
     """End the session of this browser, and every key that came from it."""
     identities = _identities(request)
-    check_page(request.scope["headers"])
+    address = request.client.host if request.client is not None else ""
+    is_from_proxy = identities.proxy is not None and identities.proxy.trusts(address)
+    check_page(request.scope["headers"], is_from_proxy=is_from_proxy)
     name = _session_cookie(request)
     session = identities.close_session(request.cookies.get(name, ""))
     url = None

@@ -219,6 +219,9 @@ class OidcProvider:
             return claims
         if not isinstance(claims.get("sub"), str) or info.get("sub") != claims["sub"]:
             raise _refused_error("its UserInfo is of another user")
+        if info.get("email") != claims.get("email", info.get("email")):
+            # A verification is that of its own address.
+            info = {name: value for name, value in info.items() if name != "email_verified"}
         return {**info, **claims}
 
     def _signed_person(self, claims: Mapping[str, Any], token: str) -> SignedPerson:

@@ -17,6 +17,11 @@ def test_a_listener_answers_and_a_closed_port_has_a_reason() -> None:
     assert connection_problem(refused_url()) == "Connection refused"
 
 
+@pytest.mark.parametrize("place", ["127.0.0.1:99999", "a..b:4318", f"{'a' * 64}.example:4318"])
+def test_an_address_that_no_machine_can_have_has_a_reason(place: str) -> None:
+    assert connection_problem(f"http://{place}")
+
+
 @pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.exporter.otlp.proto.http"])
 def test_a_library_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch, module: str

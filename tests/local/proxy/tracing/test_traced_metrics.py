@@ -110,6 +110,20 @@ async def test_no_word_of_a_request_or_its_answer_is_in_a_span(gateway: Gateway)
 # --- context ---
 
 
+async def test_a_request_with_a_context_keeps_the_address_of_its_client(gateway: Gateway) -> None:
+    addresses = []
+
+    async def script(call: Call) -> None:
+        in_flight = await gateway.plane.requests()
+        addresses.extend(request.address for request in in_flight.data)
+        await answers(call)
+
+    headers = {"traceparent": TRACEPARENT}
+    async with stage(gateway, script), http_client(gateway) as client:
+        await client.post(CHAT, json=ASK, headers=headers)
+    assert addresses == ["127.0.0.1"]
+
+
 async def test_the_engine_gets_the_span_as_its_parent(gateway: Gateway) -> None:
     headers = {"traceparent": TRACEPARENT, "tracestate": "vendor=1", "accept": "text/x-test"}
     async with stage(gateway, answers) as [upstream], http_client(gateway) as client:

@@ -74,3 +74,23 @@ def test_the_end_of_a_key_makes_a_new_table(
     assert not keys.allows(expired_key, "inference")
     ring.close()
     store.close()
+
+
+def test_keys_that_cannot_be_read_leave_the_gateway_closed(tmp_path: Path) -> None:
+    store = Store(tmp_path / "fitserve.db")
+    ring = Keyring(store, tmp_path, Keys(None, None), lambda: None, budget_book(store, tmp_path))
+    ring.add(Grant(name="a", scopes=("admin",)))
+    ring.close()
+    with store._database.change() as database:
+        database.execute("UPDATE keys SET may=json_set(may, '$.scopes', json('[]'))")
+    store.close()
+    for has_file in (True, False):
+        store, keys = Store(tmp_path / "fitserve.db"), Keys(None, None)
+        ring = Keyring(store, tmp_path, keys, lambda: None, budget_book(store, tmp_path))
+        if not has_file:
+            (tmp_path / "keys.json").unlink()
+        ring.load()
+        assert not keys.is_open
+        assert len(ring.stored_keys) == has_file
+        ring.close()
+        store.close()

@@ -48,6 +48,7 @@ def test_no_other_address_states_a_client(address: str) -> None:
         ["192.0.2.1, _hidden"],
         ["192.0.2.1, "],
         ["192.0.2.300"],
+        ["fe80::1%zone"],
         ["\xe9"],
         ["10.1.2.3"],
         ["192.0.2.1, " + ", ".join(["10.1.2.3"] * 40)],
@@ -56,6 +57,10 @@ def test_no_other_address_states_a_client(address: str) -> None:
 )
 def test_a_text_without_a_client_counts_for_the_proxy(values: list[str]) -> None:
     assert client("10.0.0.5", *values) == "10.0.0.5"
+
+
+def test_a_mapped_address_has_the_form_of_its_own_kind() -> None:
+    assert client("10.0.0.5", "::ffff:192.0.2.1") == "192.0.2.1"
 
 
 def test_entries_that_a_client_writes_in_front_change_nothing() -> None:
