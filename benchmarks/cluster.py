@@ -364,7 +364,7 @@ def report(nodes: int, rounds: int) -> None:
 
 
 def play(part: str, nodes: int, rounds: int) -> None:
-    """Do a part `count` times."""
+    """Do a part `rounds` times."""
     machines = Machines(nodes)
     if part == "plan":
         for _ in range(rounds):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Load(NamedTuple):
-    """Requests of random tokens, `count` at a time."""
+    """Requests of random tokens, `concurrency` at a time."""
 
     name: str
     concurrency: int

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 PROCESSES = 4
-ONE_PROCESS = 16  # streams of one process
+# Streams above which a load has PROCESSES processes.
+ONE_PROCESS = 16
 LIMIT_S = 120
 
 

@@ -200,7 +200,10 @@ def _cut_group(scheme: Scheme, origin: str, k: int) -> str:
 def _expert_shape(
     layer: Linear, scheme: Scheme, rank: Rank, traits: ExpertTraits, sizes: tuple[int, int]
 ) -> MoeShape:
-    """sizes: inputs and outputs of the layer on one rank."""
+    """The shape of the experts of a layer on one rank.
+
+    sizes: inputs and outputs of the layer there.
+    """
     k, n = sizes
     if layer.name.endswith(".w13"):
         is_gated = not traits.function.endswith("_no_mul")

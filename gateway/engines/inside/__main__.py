@@ -12,7 +12,7 @@ that a limit of time costs only the questions without an answer:
     {"engine": {"kind": "vllm", "version": "0.30.0"}}           only where the kind is null
     {"version": {...}}                                          vllm_facts.py, sglang_facts.py
     {"stand_ins": [...]}                                        only where "stand_ins": true asks
-    {"model": 0, "question": 0, "answer": {...}}                vllm_answers.py, sglang_answers.py
+    {"model": 0, "question": 0, "answer": {...}}                inside/answers.py of the kind
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
 

@@ -62,7 +62,7 @@ class VariantPlanner:
         self._kernels = kernels
 
     def check_model(self, first: Variant) -> None:
-        """Raise Refused if this engine version cannot have the model.
+        """Raise RefusalError if this engine version cannot have the model.
 
         An answer of the engine overrules a refusal where transformers' own class of the model could
         replace the architecture that the version lacks.
@@ -293,7 +293,7 @@ class VariantPlanner:
             ) from None
 
     def _check_schemes(self, built_model: BuiltModel, variant: Variant) -> None:
-        """Raise Refused unless the rules know how this version computes the quantized weights."""
+        """Raise RefusalError unless the rules know how this version computes quantized weights."""
         engine = self.engine
         source = f"profile {self.engine.ref}"
         method = self.inputs.spec.quant.method if self.inputs.spec.quant else variant.quantization

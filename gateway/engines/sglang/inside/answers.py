@@ -1,7 +1,7 @@
 """SGLang's answer about a model on one rank: kernels, attention backends, bytes, pools, resolved
 settings.
 
-An answer has the fields of vllm_answers.py. `kernels` name the multiplying function, and for
+An answer has the fields of vllm/inside/answers.py. `kernels` name the multiplying function, and for
 experts the runner. `needed` is for a pool of this many tokens, which its requests share. `fixed`
 are bytes outside the pool.
 """

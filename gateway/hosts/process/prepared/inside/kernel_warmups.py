@@ -181,7 +181,7 @@ def description(value: Any) -> Any:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of one element of a tensor, at most."""
+    """Bytes of one element of a floating-point tensor, at most."""
     if "float8" in dtype:
         return 1
     return 2 if "16" in dtype else 4
