@@ -603,7 +603,7 @@ class Exchange:
     def handle_answer(
         self, upstream: UpstreamConnection, status: int, forwarded_headers: bytes, body: bytes
     ) -> None:
-        """Handle an answer in one piece with a known head, like `head`, `first_byte` and `finish`."""
+        """Handle a whole answer with a known head, like `head`, `first_byte` and `finish`."""
         if status == _DYING_STATUS and DEATH_NOTICE in body and self._retry_after_death():
             return
         answer = self.answer

@@ -10,7 +10,7 @@ that a limit of time costs only the questions without an answer:
                  ["--tensor-parallel-size=2", "--max-model-len=4096"], "kv_bytes": 1073741824}}]}]}
 
     {"engine": {"kind": "vllm", "version": "0.30.0"}}           only where the kind is null
-    {"version": {...}}                                          vllm_facts.py, sglang_facts.py
+    {"version": {...}}                                          inside/facts.py of the kind
     {"stand_ins": [...]}                                        only where "stand_ins": true asks
     {"model": 0, "question": 0, "answer": {...}}                inside/answers.py of the kind
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words

@@ -1,7 +1,7 @@
 """Corrections of expected speeds by measurements, for the measured plan and for similar plans.
 Pure.
 
-Corrections(facts).ratios(about) -> by figure the factor of an expectation, and its evidence
+Corrections(facts).ratios(circumstances) -> by figure the factor of an expectation, and its evidence
 correct_by_measurement(plan, facts) -> the plan with its own figures in place of expected ones
 learn_from_bench(plan, bench, earlier_facts, time_s) -> the facts that a `fitserve bench` proves
 """
@@ -143,8 +143,11 @@ def _is_served(fact: Fact) -> bool:
 
 
 def correct_by_measurement(plan: Plan, facts: Iterable[Fact]) -> Plan:
-    """facts: about this plan. The figures of another number of replicas, or of concurrent requests,
-    are not its own."""
+    """The plan with measured figures in place of expected ones.
+
+    facts: about this plan. Figures of another number of replicas or of concurrent requests are not
+        those of the plan.
+    """
     facts = tuple(facts)
     if not facts:
         return plan
