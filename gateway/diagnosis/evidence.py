@@ -23,7 +23,13 @@ from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.progress import StartProgress
 from gateway.diagnosis.signature import FailureSignature, TextSignature
 from gateway.diagnosis.signatures import Signatures
-from gateway.diagnosis.structure import ExceptionShape
+from gateway.diagnosis.structure import (
+    ADVICE,
+    ENGINE_CODE,
+    FLAG,
+    ExceptionShape,
+    asks_for_option,
+)
 from gateway.domain import Scalar
 
 # All of these are more than any engine needs, and bounded.
@@ -70,18 +76,11 @@ _STANDARD_LIBRARY = re.compile(
 # Lines in which an engine says how to avoid its failure: the number kept, and for how many lines.
 _MAX_ADVICE = 4
 _MAX_ADVICE_LINES = 40
-_ADVICE = re.compile(
-    r"\b(?:[Ww]ork ?arounds?|[Tt]o (?:avoid|fix|solve|resolve|work)|[Pp]lease (?:try|add|set|use"
-    r"|pass|remove|increase|raise|decrease|lower|reduce|disable)|[Pp]ossible solutions?|[Cc]onsider"
-    r"|[Yy]ou (?:can|may|should)|[Tt]ry)\b"
-)
-_FLAG = re.compile(r"(?<![\w-])--[a-z]")
 # Code of an engine, or of a library that it calls, and none that only carries requests.
 _OWN_CODE = re.compile(
     r"(?:packages/|/)(?:vllm|sglang|transformers|tokenizers|xgrammar|outlines|torch|PIL"
     r"|mistral_common)/"
 )
-_ENGINE = re.compile(r"(?:packages/|/)(?:vllm|sglang)/")
 _CARRIES = re.compile(
     r"/(?:starlette|fastapi|uvicorn|anyio|h11|httptools|aiohttp|httpx|httpcore|zmq|pydantic\w*)/"
 )
@@ -277,10 +276,10 @@ class LogEvidence:
 
     def read_advice(self, text: str, number: int) -> None:
         """Remember a line of a start that says how to avoid a failure."""
-        if "--" not in text or (begin := _ADVICE.search(text)) is None:
+        if "--" not in text or (begin := ADVICE.search(text)) is None:
             return
         # One expression for both would read the rest of the line once for each such word.
-        if _FLAG.search(text, begin.end()):
+        if FLAG.search(text, begin.end()):
             self._advice.append((number, text))
 
     def advice_near(self, number: int) -> tuple[str, ...]:
@@ -400,17 +399,6 @@ class LogEvidence:
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
 
 
-def asks_for_option(shape: ExceptionShape) -> bool:
-    """Whether an error of the engine's own code asks for an option of the start.
-
-    No other request of this kind is answered until the engine is started in another way.
-    """
-    begin = _ADVICE.search(shape.message)
-    if begin is None or _FLAG.search(shape.message, begin.end()) is None:
-        return False
-    return any(map(_ENGINE.search, shape.frames))
-
-
 def _is_fault(shape: ExceptionShape, raising_frame: str) -> bool:
     """Whether an error of a request is the program's own. raising_frame: the frame that raised it.
 
@@ -421,5 +409,5 @@ def _is_fault(shape: ExceptionShape, raising_frame: str) -> bool:
     if any(map(_UNCAUGHT.search, shape.frames)):
         return bool(_OWN_CODE.search(raising_frame))
     if shape.exception in _PROGRAM_FAULTS:
-        return any(map(_ENGINE.search, shape.frames)) and not _CARRIES.search(raising_frame)
+        return any(map(ENGINE_CODE.search, shape.frames)) and not _CARRIES.search(raising_frame)
     return shape.exception in _REQUEST_FAULTS and bool(_OWN_CODE.search(raising_frame))

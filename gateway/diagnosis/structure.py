@@ -15,6 +15,14 @@ from gateway.domain.value import Scalar
 
 # The innermost frames that count. Outer ones (loop, worker, runner) are the same in every failure.
 _INNER_FRAMES = 8
+# Beginnings of advice, flags of a command line, and paths of engines' code.
+ADVICE = re.compile(
+    r"\b(?:[Ww]ork ?arounds?|[Tt]o (?:avoid|fix|solve|resolve|work)|[Pp]lease (?:try|add|set|use"
+    r"|pass|remove|increase|raise|decrease|lower|reduce|disable)|[Pp]ossible solutions?|[Cc]onsider"
+    r"|[Yy]ou (?:can|may|should)|[Tt]ry)\b"
+)
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+ENGINE_CODE = re.compile(r"(?:packages/|/)(?:vllm|sglang)/")
 
 
 class ExceptionShape(NamedTuple):
@@ -40,6 +48,17 @@ class ExceptionShape(NamedTuple):
         return self.message.strip() in ("", self.exception) and self.exception.endswith(
             ("Timeout", "TimeoutError")
         )
+
+
+def asks_for_option(shape: ExceptionShape) -> bool:
+    """Whether an error of the engine's own code asks for an option of the start.
+
+    No other request of this kind is answered until the engine is started in another way.
+    """
+    begin = ADVICE.search(shape.message)
+    if begin is None or FLAG.search(shape.message, begin.end()) is None:
+        return False
+    return any(map(ENGINE_CODE.search, shape.frames))
 
 
 class Structure:

@@ -27,7 +27,6 @@ from gateway.diagnosis.candidate import (
 from gateway.diagnosis.checks.check_kinds import check_kind, context_kind
 from gateway.diagnosis.clues.figures import conclude
 from gateway.diagnosis.cures import ENGINES, held_by_others
-from gateway.diagnosis.evidence import asks_for_option
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
@@ -412,7 +411,7 @@ class LogVerdict:
             is_waking
             or first.shape.exception in _SURE_FAULTS
             or first.shape.exception.endswith(_TRANSFER_FAULT)
-            or asks_for_option(first.shape)
+            or structure.asks_for_option(first.shape)
         )
         failure = (
             self._build_failure(self._match_fault(first))
@@ -434,7 +433,7 @@ class LogVerdict:
         if proof is not None and self._signatures.can_fail_serving(proof[0].kind):
             return replace(candidate, row=proof[0], culprit=proof[1])
         best_candidate = self._best_candidate([candidate])
-        if asks_for_option(candidate.shape):
+        if structure.asks_for_option(candidate.shape):
             problem = candidate.shape.message
             return replace(candidate, row=_REFUSED_REQUEST, culprit={"problem": problem})
         return best_candidate
