@@ -289,10 +289,10 @@ class Watcher:
         await self._await_description()
         work = asyncio.ensure_future(asyncio.to_thread(description, self._reader))
         self._description = work
-        work.add_done_callback(self._end_description)
+        work.add_done_callback(self._release_description)
         return await asyncio.shield(work)
 
-    def _end_description(self, _: asyncio.Future[Failure | None]) -> None:
+    def _release_description(self, _: asyncio.Future[Failure | None]) -> None:
         self._description = None
         self._signatures.cures.release_checks()
 

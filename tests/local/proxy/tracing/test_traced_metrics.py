@@ -111,7 +111,7 @@ async def test_no_word_of_a_request_or_its_answer_is_in_a_span(gateway: Gateway)
 
 
 async def test_a_request_with_a_context_keeps_the_address_of_its_client(gateway: Gateway) -> None:
-    addresses = []
+    addresses: list[str] = []
 
     async def script(call: Call) -> None:
         in_flight = await gateway.plane.requests()
