@@ -180,6 +180,15 @@ def test_webhooks_are_urls_and_their_secret_is_one_of_standard_webhooks(
     assert SECRET not in repr(settings)
 
 
+def check_refusal_without_secrets(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """The refusal of a value names its setting, and no text `hidden` of the value."""
+    monkeypatch.setenv(f"FITSERVE_{name}", value)
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+    assert f"FITSERVE_{name}" in str(error.value)
+    assert "hidden" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -196,11 +205,7 @@ def test_webhooks_are_urls_and_their_secret_is_one_of_standard_webhooks(
 def test_a_wrong_setting_of_a_webhook_is_reported_without_its_secrets(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv(f"FITSERVE_{name}", value)
-    with pytest.raises(SettingsError) as error:
-        load_settings()
-    assert f"FITSERVE_{name}" in str(error.value)
-    assert "hidden" not in str(error.value)
+    check_refusal_without_secrets(monkeypatch, name, value)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +257,7 @@ def test_folders_for_browsing_are_absolute_and_may_be_none(monkeypatch: pytest.M
 def test_a_wrong_setting_of_traces_is_reported_without_its_secrets(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv(f"FITSERVE_{name}", value)
-    with pytest.raises(SettingsError) as error:
-        load_settings()
-    assert f"FITSERVE_{name}" in str(error.value)
-    assert "hidden" not in str(error.value)
+    check_refusal_without_secrets(monkeypatch, name, value)
 
 
 def test_traces_are_off_without_a_collector_and_by_their_signal(

@@ -38,13 +38,8 @@ class TrustedProxies:
         """Whether a proxy has that address."""
         if not self._networks:
             return False
-        try:
-            ip = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        return any(ip in network for network in self._networks)
+        ip = _parse_ip(address)
+        return ip is not None and any(ip in network for network in self._networks)
 
     def client_address(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> str:
         """The address of the client of a request; that of the connection where no trusted proxy
@@ -69,11 +64,16 @@ def _parse_address(entry: bytes) -> str | None:
     """The address of an entry, in its one form; None for another text."""
     text = entry.strip().decode("latin-1")
     match = _ADDRESS_AND_PORT.fullmatch(text)
+    ip = _parse_ip(match[1] or match[2] if match else text)
+    # A zone is a network card of the proxy.
+    return None if ip is None or "%" in text else str(ip)
+
+
+def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, a mapped one as IPv4; None for another text."""
     try:
-        ip = ipaddress.ip_address(match[1] or match[2] if match else text)
+        ip = ipaddress.ip_address(text)
     except ValueError:
         return None
-    if isinstance(ip, ipaddress.IPv6Address):
-        # One address has one form, and a zone is one of the proxy's machine.
-        return None if ip.scope_id is not None else str(ip.ipv4_mapped or ip)
-    return str(ip)
+    mapped_ip = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped_ip or ip

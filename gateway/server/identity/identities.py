@@ -131,11 +131,18 @@ class Identities:
             self.on_change()
         return session
 
+    def check_page(self, headers: Headers, address: str) -> None:
+        """Refuse a browser that acts for a page of another origin. Raises Forbidden.
+
+        address: that of the connection.
+        """
+        is_from_proxy = self.proxy is not None and self.proxy.trusts(address)
+        check_page(headers, is_from_proxy=is_from_proxy)
+
     async def page_token(self, headers: Headers, address: str, cookie: str | None) -> PageToken:
         """A token for the page of a person. Raises Unauthorized, Forbidden, BadRequest."""
         headers = list(headers)
-        is_from_proxy = self.proxy is not None and self.proxy.trusts(address)
-        check_page(headers, is_from_proxy=is_from_proxy)
+        self.check_page(headers, address)
         person = self.proxy.person(headers, address) if self.proxy is not None else None
         session = self._sessions.find(cookie) if cookie is not None else None
         ends_at = time.time() + TOKEN_S

@@ -24,7 +24,6 @@ from gateway.secret import Secret
 from gateway.server.gateway_parts import gateway_of
 from gateway.server.identity.identities import Identities
 from gateway.server.identity.login_attempts import LOGIN_S
-from gateway.server.identity.proxy_header import check_page
 
 router = APIRouter(prefix="/auth", tags=["login"])
 
@@ -121,10 +120,9 @@ async def finish_login(
 async def make_token(request: Request) -> Response:
     """A key of an hour for the page, from the session or from the header of a trusted proxy."""
     identities = _identities(request)
-    client = request.client
     token = await identities.page_token(
         request.scope["headers"],
-        client.host if client is not None else "",
+        _connection_address(request),
         request.cookies.get(_session_cookie(request)),
     )
     view = TokenView(
@@ -141,9 +139,7 @@ async def make_token(request: Request) -> Response:
 async def sign_out(request: Request) -> Response:
     """End the session of this browser, and every key that came from it."""
     identities = _identities(request)
-    address = request.client.host if request.client is not None else ""
-    is_from_proxy = identities.proxy is not None and identities.proxy.trusts(address)
-    check_page(request.scope["headers"], is_from_proxy=is_from_proxy)
+    identities.check_page(request.scope["headers"], _connection_address(request))
     name = _session_cookie(request)
     session = identities.close_session(request.cookies.get(name, ""))
     url = None
@@ -152,6 +148,10 @@ async def sign_out(request: Request) -> Response:
     answer = JSONResponse({"url": url}, headers=_NO_STORE)
     answer.delete_cookie(name, path="/", secure=_is_secure(request), httponly=True)
     return answer
+
+
+def _connection_address(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 def _identities(request: Request) -> Identities:

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
@@ -60,44 +61,38 @@ class Collector:
                 exporter.shutdown()
 
     def _span_exporter(self) -> SpanExporter:
-        settings = self._settings
-        if settings.otlp_protocol == "grpc":
+        arguments = self._arguments("traces")
+        if self._settings.otlp_protocol == "grpc":
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
                 OTLPSpanExporter as GrpcSpanExporter,
             )
 
-            return GrpcSpanExporter(
-                endpoint=settings.otlp_endpoint,
-                headers=settings.collector_headers,
-                timeout=_EXPORT_S,
-            )
+            return GrpcSpanExporter(**arguments)
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        return OTLPSpanExporter(
-            endpoint=_signal_url(settings.otlp_endpoint, "traces"),
-            headers=settings.collector_headers,
-            timeout=_EXPORT_S,
-        )
+        return OTLPSpanExporter(**arguments)
 
     def _metric_exporter(self) -> MetricExporter:
-        settings = self._settings
-        if settings.otlp_protocol == "grpc":
+        arguments = self._arguments("metrics")
+        if self._settings.otlp_protocol == "grpc":
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (
                 OTLPMetricExporter as GrpcMetricExporter,
             )
 
-            return GrpcMetricExporter(
-                endpoint=settings.otlp_endpoint,
-                headers=settings.collector_headers,
-                timeout=_EXPORT_S,
-            )
+            return GrpcMetricExporter(**arguments)
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-        return OTLPMetricExporter(
-            endpoint=_signal_url(settings.otlp_endpoint, "metrics"),
-            headers=settings.collector_headers,
-            timeout=_EXPORT_S,
-        )
+        return OTLPMetricExporter(**arguments)
+
+    def _arguments(self, signal: str) -> dict[str, Any]:
+        """Arguments that the exporters of all signals have."""
+        settings = self._settings
+        url = settings.otlp_endpoint
+        return {
+            "endpoint": url if settings.otlp_protocol == "grpc" else _signal_url(url, signal),
+            "headers": settings.collector_headers,
+            "timeout": _EXPORT_S,
+        }
 
 
 def _signal_url(url: str, signal: str) -> str:

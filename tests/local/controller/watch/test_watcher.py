@@ -46,6 +46,14 @@ async def processes(
         yield gateway
 
 
+async def first_failure(gateway: Running) -> Any:
+    """The failure of the first attempt, once it has one."""
+    async with asyncio.timeout(hang_s()):
+        while not (attempts := (await gateway.show("m"))["attempts"]) or not attempts[0]["failure"]:
+            await asyncio.sleep(0.02)
+    return attempts[0]["failure"]
+
+
 async def until_replicas(gateway: Running, *states: str) -> None:
     async with asyncio.timeout(hang_s()):
         while [replica["state"] for replica in (await gateway.show("m"))["replicas"]] != [*states]:
@@ -217,13 +225,8 @@ async def test_the_lines_after_a_failure_do_not_have_it_described_again(
 
     async with running(tmp_path, fails, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        async with asyncio.timeout(hang_s()):
-            while (
-                not (attempts := (await gateway.show("m"))["attempts"])
-                or not attempts[0]["failure"]
-            ):
-                await asyncio.sleep(0.02)
-    assert attempts[0]["failure"]["kind"] == "gpu_oom"
+        failure = await first_failure(gateway)
+    assert failure["kind"] == "gpu_oom"
     assert len(failures) < 2 * len(words)
 
 
@@ -249,13 +252,8 @@ async def test_the_checks_of_an_engine_are_read_in_a_thread_and_freed_again(
 
     async with running(tmp_path, fails, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        async with asyncio.timeout(hang_s()):
-            while (
-                not (attempts := (await gateway.show("m"))["attempts"])
-                or not attempts[0]["failure"]
-            ):
-                await asyncio.sleep(0.02)
-    assert attempts[0]["failure"]["line"].endswith("no frob of this engine is known")
+        failure = await first_failure(gateway)
+    assert failure["line"].endswith("no frob of this engine is known")
     assert threads
     assert not any(threads)
     assert [index._tables for index in tables] == [None] * len(tables)
