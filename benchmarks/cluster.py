@@ -156,7 +156,7 @@ def planning_input(cluster: Cluster, wish: Wish, **fields: Any) -> PlanningInput
         cluster.nodes[0].hardware,
         wish,
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
         parsers=PROFILES.parsers,
         **fields,
     )

@@ -145,7 +145,12 @@ def main() -> None:
     newest = [engine for engine in engines if engine.kind == "vllm"][:1]
 
     def cpu_ms(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
-        facts, gpus, pace, parsers = profiles.facts, profiles.gpus, profiles.pace, profiles.parsers
+        facts, gpus, pace, parsers = (
+            profiles.facts,
+            profiles.gpus,
+            profiles.speed_knowledge,
+            profiles.parsers,
+        )
         began = time.process_time()
         planning_input = PlanningInput(
             spec,

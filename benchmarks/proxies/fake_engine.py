@@ -87,7 +87,7 @@ class Engine(asyncio.Protocol):
     """One connection; requests come one after the other."""
 
     def __init__(self, pace: Pace, log: BinaryIO | None) -> None:
-        self.pace = pace
+        self.speed_knowledge = pace
         self.log = log
         self.loop = asyncio.get_running_loop()
         self.timer: asyncio.TimerHandle | None = None
@@ -124,8 +124,8 @@ class Engine(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.url.startswith(b"/pace?"):
             asked = parse_qs(urlsplit(self.url).query.decode())
-            self.pace.chunks = int(asked["chunks"][0])
-            self.pace.interval_s = float(asked["interval_ms"][0]) / 1000
+            self.speed_knowledge.chunks = int(asked["chunks"][0])
+            self.speed_knowledge.interval_s = float(asked["interval_ms"][0]) / 1000
             self.transport.write(INFO)
         elif self.url.startswith(b"/v1/models"):
             self.transport.write(MODELS)
@@ -134,8 +134,8 @@ class Engine(asyncio.Protocol):
         elif len(self.body) < KEPT_BYTES and (
             b'"stream":true' in self.body or b'"stream": true' in self.body
         ):
-            self.left = self.pace.chunks
-            self.interval_s = self.pace.interval_s
+            self.left = self.speed_knowledge.chunks
+            self.interval_s = self.speed_knowledge.interval_s
             self.due = self.loop.time()
             self.transport.write(STREAM)
             self.next_chunk()

@@ -54,7 +54,7 @@ def time_kernels(
     wish = Wish(name="m", source="m", gpus=tp * pp, tensor_parallel=tp, replicas=1, args=flags)
     rules = PROFILES.rules([found_engine])
     planning_input = PlanningInput(
-        spec, hardware, wish, gpus=PROFILES.gpus, speed_knowledge=PROFILES.pace
+        spec, hardware, wish, gpus=PROFILES.gpus, speed_knowledge=PROFILES.speed_knowledge
     )
     plans = decide(planning_input, [found_engine], rules).plans
     plan = next(
@@ -82,10 +82,16 @@ def _time_kernels(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | No
         pp,
     )
     work = rank_work_of_kernels(
-        spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table
+        spec,
+        built,
+        rank,
+        plan.kernels,
+        PROFILES.gpus,
+        engine.traits,
+        PROFILES.speed_knowledge.table,
     )
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     machine = build_machine(
-        group, links, PROFILES.pace, has_direct_links=plan.custom_all_reduce.value
+        group, links, PROFILES.speed_knowledge, has_direct_links=plan.custom_all_reduce.value
     )
     return None if machine is None else Timed(plan, work, machine)

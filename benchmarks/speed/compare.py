@@ -397,7 +397,7 @@ def main() -> None:
     rows = lines(*args.results)
     found_points = points(rows)
     estimates = {(row["model"], row["setting"]): row for row in lines(args.estimates)}
-    table = PROFILES.pace.table
+    table = PROFILES.speed_knowledge.table
     if args.fit:
         table = fit(
             [

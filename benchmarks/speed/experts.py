@@ -43,7 +43,7 @@ def first_plan(one: Choice, configs: Path | None) -> Plan | str:
     wish = Wish.model_validate({"name": "m", "source": "m", **told})
     facts = KnownFacts(PROFILES.facts)
     planning_input = PlanningInput(
-        spec, hardware, wish, facts, gpus=PROFILES.gpus, speed_knowledge=PROFILES.pace
+        spec, hardware, wish, facts, gpus=PROFILES.gpus, speed_knowledge=PROFILES.speed_knowledge
     )
     found = decide(planning_input, engines, rules)
     return found.plans[0] if found.plans else f"no plan: {found.rejected[0].reasons[0][:120]}"

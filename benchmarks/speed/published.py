@@ -205,7 +205,7 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
                 f" {bench_row.gpu} TP {bench_row.tensor_parallel}: no plan, or no config"
             )
             continue
-        clock = made.clock(PROFILES.pace.table, bench_row.version)
+        clock = made.clock(PROFILES.speed_knowledge.table, bench_row.version)
         most = made.plan.max_num_batched_tokens.value
         for figure in bench_row.figures:
             if figure.input_tokens is None and figure.concurrency > 2:
@@ -286,7 +286,7 @@ def main() -> None:
         )
     for few, name in ((True, "one or two concurrent"), (False, "more")):
         some = [one for one in found if (one.figure.concurrency <= 2) == few]
-        band = PROFILES.pace.table.band
+        band = PROFILES.speed_knowledge.table.band
         inside = sum(1 / (1 + band) <= one.seen / one.expected <= 1 + band for one in some)
         print(f"within the band of {band:.0%}, {name}: {inside} of {len(some)}")
     print(

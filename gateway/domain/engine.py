@@ -145,14 +145,14 @@ class CacheDefault(Value):
 
 
 class KnownChoice(Value):
-    """A choice of a version's own code that the rules of its file `of` do not make.
+    """A choice of a version's own code that the rules of its `rules_file` do not make.
 
     Either another version's `rules` make it, or the version refuses, or it is `backend` (of
     experts: by `method`; of attention: for prefill, with `decode`). Of `memory` there are settings
     and no conditions.
     """
 
-    of: Literal["attention_backends", "linear", "memory", "moe"]
+    rules_file: Literal["attention_backends", "linear", "memory", "moe"] = Field(alias="of")
     conditions: dict[str, tuple[str | int, ...] | bool | str] = Field(
         {},
         description="conditions, as rules name them",

@@ -110,8 +110,8 @@ def _node_counts(on_node: int, limit: int) -> list[int]:
 def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
     inputs = candidate.inputs
-    pace = candidate.inputs.speed_knowledge
-    if not pace or not inputs.spec.generates:
+    speed_knowledge = candidate.inputs.speed_knowledge
+    if not speed_knowledge or not inputs.spec.generates:
         return None
     if candidate.stage_candidates:
         return _joint_clock(
@@ -129,17 +129,19 @@ def _clock(candidate: Candidate, sizes: Sizes, *, has_direct_links: bool) -> Ste
         candidate.evidence.kernels,
         inputs.gpus,
         engine.traits,
-        pace.table,
+        speed_knowledge.table,
     )
-    graphs = pace.table.graphs(
+    graphs = speed_knowledge.table.graphs(
         engine.kind, engine.version, batch.seqs.value, is_eager=batch.eager.value
     )
     indexes = tuple([gpu.index for gpu in candidate.gpus])
     key = work, indexes, graphs, has_direct_links, engine.kind
     if key not in inputs.clocks:
-        machine = _clocked_machine(candidate, pace, has_direct_links=has_direct_links)
+        machine = _clocked_machine(candidate, speed_knowledge, has_direct_links=has_direct_links)
         inputs.clocks[key] = (
-            StepClock(work, machine, _table(inputs, pace, engine.kind), graphs) if machine else None
+            StepClock(work, machine, _table(inputs, speed_knowledge, engine.kind), graphs)
+            if machine
+            else None
         )
     clock: StepClock | None = inputs.clocks[key]
     return clock
@@ -159,7 +161,7 @@ def _joint_clock(stage_clocks: Sequence[StepClock | None]) -> StepClock | None:
 
 
 def _clocked_machine(
-    candidate: Candidate, pace: SpeedKnowledge, *, has_direct_links: bool
+    candidate: Candidate, speed_knowledge: SpeedKnowledge, *, has_direct_links: bool
 ) -> Machine | None:
     """The candidate's GPUs and the links between them, which many clocks share."""
     inputs = candidate.inputs
@@ -171,10 +173,14 @@ def _clocked_machine(
     if key not in inputs.clocks:
         peers = gpus[: min(variant.tp, span.gpus_each)] if span else gpus
         local_machine = build_machine(
-            peers, inputs.links, pace, inputs.measurements, has_direct_links=has_direct_links
+            peers,
+            inputs.links,
+            speed_knowledge,
+            inputs.measurements,
+            has_direct_links=has_direct_links,
         )
         inputs.clocks[key] = (
-            machine_of_span(local_machine, span, variant.tp, variant.pp, pace.table)
+            machine_of_span(local_machine, span, variant.tp, variant.pp, speed_knowledge.table)
             if span and local_machine
             else local_machine
         )
@@ -182,8 +188,8 @@ def _clocked_machine(
     return machine
 
 
-def _table(inputs: PlanningInput, pace: SpeedKnowledge, kind: str) -> SpeedTable:
+def _table(inputs: PlanningInput, speed_knowledge: SpeedKnowledge, kind: str) -> SpeedTable:
     if ("table", kind) not in inputs.clocks:
-        inputs.clocks["table", kind] = pace.table.kind_table(kind)
+        inputs.clocks["table", kind] = speed_knowledge.table.kind_table(kind)
     table: SpeedTable = inputs.clocks["table", kind]
     return table

@@ -174,9 +174,8 @@ def _cut_expert_group(shape: MoeShape) -> str:
     """The group of NVFP4 weights that two ranks would share, of which neither has the scale; "":
     none.
 
-    Every class makes as many scales as a rank has whole groups: w2_weight_scale in modelopt.py:1509
-    of vLLM 0.26.0 (:980 of 0.33.0) and modelopt_quant.py:2567 of SGLang 0.5.23. Marlin fails in the
-    profile run (github.com/vllm-project/vllm/issues/49949), and others read wrong scales.
+    Every class makes as many scales as a rank has whole groups. Kernels of the others fail in the
+    profile run, or read wrong scales (code_sources.py of each kind).
     """
     if shape.scheme.kind != "nvfp4" or shape.intermediate % _FP4_GROUP == 0:
         return ""
@@ -187,11 +186,7 @@ def _cut_expert_group(shape: MoeShape) -> str:
 
 
 def _cut_group(scheme: Scheme, origin: str, k: int) -> str:
-    """The group of inputs that ModelOpt's class does not find whole; "": none.
-
-    Source: create_weights for NVFP4 (modelopt.py:1103 of vLLM 0.19.1, :2028 of 0.33.0,
-    modelopt_quant.py:1324 of SGLang 0.5.10).
-    """
+    """The group of inputs that ModelOpt's class does not find whole; "": none."""
     if scheme.kind != "nvfp4" or origin != "modelopt" or k % _FP4_GROUP == 0:
         return ""
     return f"K={k} is not a multiple of the group size {_FP4_GROUP}"

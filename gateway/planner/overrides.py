@@ -1,8 +1,4 @@
-"""The model as flags of the user change it: its config, its task and its limits. Pure.
-
-Sources: hf_overrides, _get_runner_type and _get_convert_type in vllm/config/model.py of 0.33.0;
-model_override_args in srt/utils/hf_transformers/config.py of SGLang 0.5.23.
-"""
+"""The model as flags of the user change it: its config, its task and its limits. Pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -18,16 +18,17 @@ from gateway.engines.common.planning_input import PlanningInput, available_bytes
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
 _MAX_GPUS = 12
 
+_GpuKind = tuple[str, str | None, int | None]
+"""Name, compute capability and bytes of memory of GPUs that count as alike."""
+
 
 def parallel_refusal(
     spec: ModelSpec, built_model: BuiltModel, tp: int, *, ep: bool = False, dp: int = 1
 ) -> tuple[str, str | None] | None:
     """Why `tp` ranks cannot share this model, and which layer stands against it; None when they
-    can. dp: the number of ranks in a group, over all of which experts are cut.
+    can.
 
-    Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
-    vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and
-    vocabulary; vllm/model_executor/layers/fused_moe/config.py for experts.
+    dp: the number of ranks in a group, over all of which experts are cut.
     """
     if tp * dp == 1:
         return None
@@ -101,9 +102,7 @@ def tower_refusal(built_model: BuiltModel, tp: int) -> str:
     """Why `tp` ranks cannot share the vision tower; "": they can.
 
     A tower that only config.json describes is cut by its heads, one with known layers where a cut
-    of a layer fails. Source: `divide` of heads in the towers of vllm/model_executor/models
-    (glm4_1v.py:277 of 0.19.1, siglip.py, clip.py) and in
-    sglang/srt/layers/attention/vision.py:1132 of 0.5.23.
+    of a layer fails.
     """
     heads = tower_heads(built_model, tp)
     is_cut = any("vision" in part for part in built_model.guessed) or any(
@@ -130,34 +129,33 @@ def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:
     )
 
 
-def _groups(
-    gpus: Sequence[int],
+def _candidate_groups(
+    gpu_indexes: Sequence[int],
     size: int,
     free_bytes: Mapping[int, int],
-    links: Mapping[tuple[int, int], int],
+    nvlinks: Mapping[tuple[int, int], int],
 ) -> Iterable[tuple[int, ...]]:
     """The groups of this many GPUs that may be the best: where all are linked alike, only those
     with the most room."""
-    freest_gpus = sorted(gpus, key=lambda index: (-free_bytes[index], index))[
+    freest_indexes = sorted(gpu_indexes, key=lambda index: (-free_bytes[index], index))[
         : max(_MAX_GPUS, size)
     ]
-    if len(freest_gpus) < size or (
-        size > 1 and len(set(map(links.__getitem__, combinations(freest_gpus, 2)))) > 1
+    if len(freest_indexes) < size or (
+        size > 1 and len(set(map(nvlinks.__getitem__, combinations(freest_indexes, 2)))) > 1
     ):
-        return combinations(freest_gpus, size)
-    least_free_bytes = free_bytes[freest_gpus[size - 1]]
-    return [
-        tuple(
-            sorted(index for index in freest_gpus if free_bytes[index] >= least_free_bytes)[:size]
-        )
-    ]
+        return combinations(freest_indexes, size)
+    least_free_bytes = free_bytes[freest_indexes[size - 1]]
+    roomy_indexes = sorted(
+        index for index in freest_indexes if free_bytes[index] >= least_free_bytes
+    )
+    return [tuple(roomy_indexes[:size])]
 
 
 def drop_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
     """The machine as it would be without the engines that hold this many bytes of its GPUs, by
     UUID."""
 
-    def free(gpu: Gpu) -> Gpu:
+    def add_held_bytes(gpu: Gpu) -> Gpu:
         if gpu.free_bytes is None or gpu.uuid not in held_bytes:
             return gpu
         total = gpu.free_bytes + held_bytes[gpu.uuid]
@@ -171,7 +169,7 @@ def drop_engines(machine: Hardware, held_bytes: Mapping[str, int]) -> Hardware:
             )
         )
 
-    return machine.evolve(gpus=tuple(map(free, machine.gpus))) if held_bytes else machine
+    return machine.evolve(gpus=tuple(map(add_held_bytes, machine.gpus))) if held_bytes else machine
 
 
 def free_bytes_by_gpu(hardware: Hardware, promised_bytes: Mapping[str, int]) -> dict[str, int]:
@@ -179,14 +177,16 @@ def free_bytes_by_gpu(hardware: Hardware, promised_bytes: Mapping[str, int]) -> 
     return {gpu.uuid: free_bytes_of(gpu, promised_bytes) for gpu in hardware.gpus}
 
 
+def _gpu_kind(gpu: Gpu) -> _GpuKind:
+    return gpu.name, gpu.capability, gpu.total_bytes
+
+
 def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:
     """How many groups of `size` alike GPUs have this much room on each."""
-    kinds: dict[tuple[str, str | None, int | None], int] = {}
-    for gpu in inputs.hardware.gpus:
-        if inputs.available[gpu.uuid] >= budget_bytes:
-            kind = (gpu.name, gpu.capability, gpu.total_bytes)
-            kinds[kind] = kinds.get(kind, 0) + 1
-    return sum(count // size for count in kinds.values()) if size else 0
+    counts = Counter(
+        _gpu_kind(gpu) for gpu in inputs.hardware.gpus if inputs.available[gpu.uuid] >= budget_bytes
+    )
+    return sum(count // size for count in counts.values()) if size else 0
 
 
 def layers_per_stage(
@@ -201,8 +201,10 @@ def layers_per_stage(
         ]
         if not free_stages:
             return None
-        next_ = min(free_stages, key=lambda stage: (layer_counts[stage] + 1) / shares[stage])
-        layer_counts[next_] += 1
+        emptiest_stage = min(
+            free_stages, key=lambda stage: (layer_counts[stage] + 1) / shares[stage]
+        )
+        layer_counts[emptiest_stage] += 1
     return tuple(layer_counts) if len(shares) <= layers and min(shares) > 0 else None
 
 
@@ -215,31 +217,29 @@ class GpuGroups:
         self._promised_bytes = promised_bytes
         # Groups are many, so each is described by plain numbers and counted without a step of
         # Python.
-        groups = {
+        nvlinks = {
             pair: link.nvlinks or 0
             for link in hardware.links
             for pair in ((link.a, link.b), (link.b, link.a))
         }
-        self._links = defaultdict(int, groups)
+        self._nvlinks = defaultdict(int, nvlinks)
         self._by_index = {gpu.index: gpu for gpu in hardware.gpus}
         self._free_bytes = {
             gpu.index: available_bytes(gpu, promised_bytes) for gpu in hardware.gpus
         }
-        self._kinds: dict[tuple[str, str | None, int | None], list[int]] = {}
+        self._indexes_by_kind: dict[_GpuKind, list[int]] = {}
         for gpu in hardware.gpus:
-            self._kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(
-                gpu.index
-            )
+            self._indexes_by_kind.setdefault(_gpu_kind(gpu), []).append(gpu.index)
         self._best_groups: dict[int, tuple[Gpu, ...] | None] = {}
-        self._illegal: dict[tuple[BuiltModel, int, bool, int], tuple[str, str | None] | None] = {}
+        self._refusals: dict[tuple[BuiltModel, int, bool, int], tuple[str, str | None] | None] = {}
 
     def parallel_refusal(
         self, spec: ModelSpec, built_model: BuiltModel, tp: int, *, ep: bool, dp: int
     ) -> tuple[str, str | None] | None:
         key = built_model, tp, ep, dp
-        if key not in self._illegal:
-            self._illegal[key] = parallel_refusal(spec, built_model, tp, ep=ep, dp=dp)
-        return self._illegal[key]
+        if key not in self._refusals:
+            self._refusals[key] = parallel_refusal(spec, built_model, tp, ep=ep, dp=dp)
+        return self._refusals[key]
 
     def best_group(self, size: int) -> tuple[Gpu, ...] | None:
         """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then
@@ -256,15 +256,15 @@ class GpuGroups:
         """The best GPUs for this many ranks, by free memory and NVLinks; None: too few GPUs."""
         groups = [
             group
-            for same_kind in self._kinds.values()
-            for group in _groups(same_kind, size, self._free_bytes, self._links)
+            for gpu_indexes in self._indexes_by_kind.values()
+            for group in _candidate_groups(gpu_indexes, size, self._free_bytes, self._nvlinks)
         ]
         least_free_bytes = [min(map(self._free_bytes.__getitem__, group)) for group in groups]
         max_free_bytes = max(least_free_bytes, default=0)
 
         def preference(number: int) -> tuple[bool, int, int, list[int]]:
             group = groups[number]
-            nvlinks = sum(map(self._links.__getitem__, combinations(group, 2)))
+            nvlinks = sum(map(self._nvlinks.__getitem__, combinations(group, 2)))
             return (
                 2 * least_free_bytes[number] >= max_free_bytes,
                 nvlinks,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.domain import Engine, Method, MethodRule, Quant
-from gateway.engines.common.refusal import RefusalError
+from gateway.engines.common.refusal import RefusalError, RepairHint
 
 # The words with which engines refuse; tests compare them with the engines' answers.
 MISMATCH = "mismatch"
@@ -35,7 +35,7 @@ class MethodRefusalError(RefusalError):
     def __init__(
         self, refusal_reason: str, reason: str, source: str, dtypes: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(_VERDICT, reason, source, dtypes=dtypes)
+        super().__init__(_VERDICT, reason, source, repair=RepairHint(dtypes=dtypes))
         self.refusal_reason = refusal_reason
 
 

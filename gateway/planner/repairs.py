@@ -18,9 +18,7 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.variant import Variant
 
-# A trait of engine versions that hold all weights in 16 bits before they quantize the first:
-# SGLang, load_weights_and_postprocess in srt/model_loader/loader.py:697 of 0.5.10.post1, :1028 of
-# 0.5.23.
+# A trait of engine versions that hold all weights in 16 bits before they quantize the first.
 LATE_QUANTIZATION_TRAIT = "quantizes_late"
 
 # Changes of one variant; more would be a search for its own sake.
@@ -100,11 +98,15 @@ def _kernel_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
     args = refused_variant.args
     experts = refused_variant.concerns_experts
     reason = refused_variant.reason
-    if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
+    if (
+        refusal.verdict == "known_bad"
+        and refusal.repair.kernel is None
+        and not variant.conservative
+    ):
         yield variant.add_change(
             "conservative", True, "fewer demands, because the plan without this failed", "fact"
         )
-    failing = refusal.kernel or (
+    failing = refusal.repair.kernel or (
         variant.disabled[-1] if refusal.verdict == "no_kernel" and variant.disabled else None
     )
     if refusal.verdict in ("known_bad", "runtime_fail", "no_kernel") and failing is not None:
@@ -195,7 +197,7 @@ def _backend_and_dtype_repairs(refused_variant: _RefusedVariant) -> Iterator[Var
                 f"the engine's own choice of a backend would fail: {reason}",
                 refusal.source,
             )
-    for dtype in refusal.dtypes:
+    for dtype in refusal.repair.dtypes:
         # float32 would double every size for a method that exists to halve them.
         if dtype != "float32" and not variant.dtype and "dtype" not in args:
             yield variant.add_change(
@@ -218,7 +220,7 @@ def _memory_repairs(refused_variant: _RefusedVariant) -> Iterator[Variant]:
             f"fewer demands, because memory ran out without this: {reason}",
             "fact",
         )
-    if refusal.may_shrink_cache:
+    if refusal.repair.may_shrink_cache:
         yield from _half_cache(
             variant, engine, args, f"the context asked for does not fit otherwise: {reason}"
         )
@@ -368,7 +370,7 @@ def _other_kernel(
     that."""
     if not rules.has_rules:
         return
-    can_disable = not has_experts and "VLLM_DISABLED_KERNELS" in engine.user_env
+    can_disable = not has_experts and rules.disabled_kernels_env in engine.user_env
     if can_disable and kernel not in variant.disabled:
         # Where that leaves a layer without a kernel, or the engine ignores it, its refusal
         # leads here again.

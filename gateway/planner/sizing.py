@@ -13,7 +13,7 @@ from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.choice import GRAPHS_ARE_FASTER
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
-from gateway.engines.common.refusal import RefusalError, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, RepairHint, VariantEvidence
 from gateway.engines.common.speed.expectation import ANSWER_TOKENS, PROMPT_TOKENS
 from gateway.engines.common.speed.objective import concurrency
 from gateway.models.workload import Workload
@@ -40,6 +40,7 @@ _GRAPHS = bool_choice(False, GRAPHS_ARE_FASTER, "planner")
 _FEW_SEQS = 16
 # The planner's name of the flag for an engine's share of a GPU.
 _SHARE = "gpu-memory-utilization"
+_SMALLER_CACHE = RepairHint(may_shrink_cache=True)
 
 
 def sizes(candidate: Candidate, batch: Batch) -> Sizes:
@@ -221,8 +222,7 @@ def _comfortable_tokens(candidate: Candidate) -> int:
 def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
     """The sizes of unequal stages: each takes the same part of its GPU. Raises RefusalError.
 
-    The stage with room for the fewest tokens decides: engines keep the same tokens on every rank
-    (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
+    The stage with room for the fewest tokens decides: engines keep the same tokens on every rank.
     """
     context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     footprints = [
@@ -376,7 +376,6 @@ def _compute_footprint(candidate: Candidate, batch: Batch) -> Footprint:
         seqs=batch.seqs.value,
         graphs=graphs,
         runner=runner,
-        # uniform_decode_query_len in vllm/config/vllm.py.
         query=1 + candidate.speculation.draft_tokens,
         has_drafter=bool(candidate.speculation.groups),
         context=int(candidate.args.get("max-model-len", 0))
@@ -452,14 +451,14 @@ def _context(
         if user_context > fits:
             reason = f"--max-model-len {user_context} was set, and the KV cache holds {fits} tokens"
             raise RefusalError(
-                "no_memory", reason, source, may_shrink_cache=True, evidence=evidence
+                "no_memory", reason, source, repair=_SMALLER_CACHE, evidence=evidence
             )
         return int_choice(user_context, "set by the user", "user"), ()
     context = min(limit, fits)
     least_context = wish.least_context or 1
     if context < least_context:
         reason = f"a context of {least_context} tokens was asked for, and {context} fit"
-        raise RefusalError("no_memory", reason, source, may_shrink_cache=True, evidence=evidence)
+        raise RefusalError("no_memory", reason, source, repair=_SMALLER_CACHE, evidence=evidence)
     if fits >= limit:
         excess_words = (
             f"A context of {wish.max_context} tokens was asked for, and the model's own limit is"

@@ -10,18 +10,14 @@ vLLM from `request_memory` to the end of `determine_available_memory`, SGLang fr
 a GPU. Engines on different GPUs start side by side.
 
 A vLLM with a KV cache in bytes (`--kv-cache-memory-bytes`) measures nothing. vLLM compares the free
-memory with its share once (request_memory, vllm/v1/worker/utils.py:425 of 0.26.0, :716 of 0.33.0).
-Then it takes these bytes (vllm/v1/worker/gpu_worker.py:462 of 0.26.0, :656 of 0.33.0). The
+memory with its share once, then it takes these bytes (engines/vllm/engine.py has the sources). The
 comparison holds, because the plans of a GPU never promise more memory than the GPU has. So such
 engines (`is_sized`) start side by side on one GPU too. An estimate that is too low would fail while
 the engine serves. So the bytes leave room for the plan's error and for a part of the GPU. A model
 whose engine failed in this way measures from then on.
 
 A plan that has served gets the bytes that its engine measured then, and its next start measures
-nothing: 2 to 20 s less where CUDA graphs were estimated (tests/logs). vLLM's own switch for that,
-VLLM_ENABLE_STARTUP_PLAN, keeps the bytes by a fingerprint without the share of the GPU and without
-the number of requests (vllm/v1/worker/startup_plan.py and CacheConfig.compute_hash of 0.26.0 and
-0.33.0). So it would give a smaller share the cache of a larger one, and it stays off.
+nothing: 2 to 20 s less where CUDA graphs were estimated (tests/logs).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The concurrent requests whose recurrent states fit into the planned KV cache. Pure.
 
 A request of a model with recurrent layers (gated delta nets, Mamba, short convolutions, linear
-attention) keeps a state from its first token to its last. vLLM refuses to start with CUDA graphs
-for more requests than blocks, after loading and compiling (resolve_cudagraph_mode_and_sizes in
-vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). Requests
-that surely have no state are refused, those that may have none get a warning. SGLang
-computes fewer concurrent requests than its flag says (resolve_max_num_reqs in
-srt/mem_cache/kv_cache_configurator.py of 0.5.23), so that nothing is kept back for it.
+attention) keeps a state from its first token to its last. Some engine versions refuse to start with
+CUDA graphs for more requests than blocks, after loading and compiling (the trait below). Requests
+that surely have no state are refused, those that may have none get a warning. Other kinds compute
+fewer concurrent requests than their flag says (`caps_requests`), so that nothing is kept back for
+them.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ _SOURCE = "state blocks"
 _MAY_REFUSE = "may refuse to start, or compute fewer"
 # The engine ends where more requests may come than its cache has states, if they have CUDA graphs.
 _TRAIT = "requests_within_states"
-# Levels without full graphs, which alone need a state for each request (OPTIMIZATION_LEVEL_00 and
-# _01 in vllm/config/vllm.py of 0.32.0).
+# Levels without full graphs, which alone need a state for each request.
 _LEVELS_WITHOUT_FULL_GRAPHS = ("0", "1")
 # The search for the most requests takes at most this many trials.
 _TRIALS = 5

@@ -17,7 +17,7 @@ hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from gateway.profiles.machine_names import Term
 
 V = TypeVar("V", bound=Value)
+K = TypeVar("K")
+E = TypeVar("E")
 _REINSTALL = "Install fitserve again: `pip install --force-reinstall fitserve`."
 
 
@@ -186,33 +188,19 @@ class ProfileTables:
     @cached_property
     def gpus(self) -> GpuTable:
         """Traits by compute capability; a user's file adds to ours and goes first."""
-        paths = [root / "gpus.yaml" for root in self.roots]
-        tables = [validate(path, GpuTable, self.document(path)) for path in paths if path.is_file()]
+        tables = self._tables("gpus.yaml", GpuTable)
         return GpuTable(
-            sources={
-                name: source for table in reversed(tables) for name, source in table.sources.items()
-            },
-            capabilities={
-                name: traits
-                for table in reversed(tables)
-                for name, traits in table.capabilities.items()
-            },
-            schemes={
-                kind: scheme for table in reversed(tables) for kind, scheme in table.schemes.items()
-            },
+            sources=_merge([table.sources for table in tables]),
+            capabilities=_merge([table.capabilities for table in tables]),
+            schemes=_merge([table.schemes for table in tables]),
         )
 
     @cached_property
     def card_table(self) -> CardTable:
         """Peaks of cards; a user's file adds to ours and goes first."""
-        paths = [root / "cards.yaml" for root in self.roots]
-        tables = [
-            validate(path, CardTable, self.document(path)) for path in paths if path.is_file()
-        ]
+        tables = self._tables("cards.yaml", CardTable)
         return CardTable(
-            sources={
-                name: source for table in reversed(tables) for name, source in table.sources.items()
-            },
+            sources=_merge([table.sources for table in tables]),
             cards=tuple(card for table in tables for card in table.cards),
         )
 
@@ -221,14 +209,11 @@ class ProfileTables:
         """The cards of machines that clouds rent; a user's file adds to ours and goes first."""
         from gateway.profiles.cloud_instances import InstanceTable  # only where a name is unknown
 
-        paths = [root / "instances.yaml" for root in self.roots]
-        tables = [
-            validate(path, InstanceTable, self.document(path)) for path in paths if path.is_file()
-        ]
+        tables = self._tables("instances.yaml", InstanceTable)
         return InstanceTable(families=tuple(row for table in tables for row in table.families))
 
     @cached_property
-    def pace(self) -> SpeedKnowledge:
+    def speed_knowledge(self) -> SpeedKnowledge:
         """The speeds of GPUs and engines. In the table of speeds that engines reach a user's file
         wins over ours."""
         path = self._nearest_file("speed.yaml")
@@ -237,22 +222,16 @@ class ProfileTables:
     @cached_property
     def parsers(self) -> ParserTable:
         """How models write tool calls and thoughts; a user's rows go first."""
-        paths = [root / "parsers.yaml" for root in self.roots]
-        tables = [
-            validate(path, ParserTable, self.document(path)) for path in paths if path.is_file()
-        ]
+        tables = self._tables("parsers.yaml", ParserTable)
         return ParserTable(
             tools=tuple(row for table in tables for row in table.tools),
             reasoning=tuple(row for table in tables for row in table.reasoning),
-            repairs=tuple(row for table in self._repairs() for row in table.repairs),
+            repairs=tuple(
+                row
+                for table in self._tables("chat_templates.yaml", RepairTable)
+                for row in table.repairs
+            ),
         )
-
-    def _repairs(self) -> list[RepairTable]:
-        """The repairs of published chat templates."""
-        paths = [root / "chat_templates.yaml" for root in self.roots]
-        return [
-            validate(path, RepairTable, self.document(path)) for path in paths if path.is_file()
-        ]
 
     @cached_property
     def xids(self) -> XidTable:
@@ -400,6 +379,11 @@ class ProfileTables:
             validate(path, model, entry) for path in paths for entry in self.document(path) or ()
         )
 
+    def _tables(self, name: str, model: type[V]) -> list[V]:
+        """The file of this name in each folder that has one, the user's first."""
+        paths = [root / name for root in self.roots]
+        return [validate(path, model, self.document(path)) for path in paths if path.is_file()]
+
     def _nearest_file(self, name: str) -> Path:
         """The file of the first folder that has it. Raises SettingsError."""
         for root in self.roots:
@@ -413,6 +397,11 @@ class ProfileTables:
     def document(self, path: Path) -> Any:
         """The file's one document."""
         return next(iter(self.documents.read(path)), None)
+
+
+def _merge(mappings: Sequence[Mapping[K, E]]) -> dict[K, E]:
+    """The entries of all mappings; the first mapping with a name wins."""
+    return {name: entry for mapping in reversed(mappings) for name, entry in mapping.items()}
 
 
 def _entries_by_name(entries: Any) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Profiles(ProfileTables):
         if ref not in self._engines:
             if not self.describes(ref):
                 equal_ref = self._equal_ref(ref)
-                return self.engine(equal_ref) if equal_ref else self._likely(ref)
+                return self.engine(equal_ref) if equal_ref else self._derive_engine(ref)
             if self._learned_path is not None and self.engine_files.get(ref, Path()).is_relative_to(
                 self._learned_path
             ):
@@ -210,12 +210,13 @@ class Profiles(ProfileTables):
 
     def describes(self, ref: str) -> bool:
         """Whether a profile exists, also if the running gateway has just learned it."""
-        if ref not in self.engine_files and ref not in self.diff_files and self._is_new(ref):
+        if ref not in self.engine_files and ref not in self.diff_files and self._has_file(ref):
             for name in ("engine_files", "diff_files", "images"):
                 self.__dict__.pop(name, None)
         return ref in self.engine_files or ref in self.diff_files
 
-    def _is_new(self, ref: str) -> bool:
+    def _has_file(self, ref: str) -> bool:
+        """Whether a folder has a profile of this engine now."""
         name = ref[:200].replace("==", "/", 1) + ".yaml"  # within the limit of a file's name
         return any(
             (root / folder / name).is_file()
@@ -243,7 +244,7 @@ class Profiles(ProfileTables):
         refs = {ref.partition("==")[0]: ref for ref in reversed(self.engine_files)}
         return [self.engine(ref) for ref in refs.values()]
 
-    def _likely(self, ref: str) -> Engine:
+    def _derive_engine(self, ref: str) -> Engine:
         """A derived profile, never kept: the version may still describe itself. Raises NotFound."""
         kind, _, version = ref.partition("==")
         if not _VERSION.fullmatch(version) or not any(
@@ -303,8 +304,8 @@ class Profiles(ProfileTables):
             if isinstance(linear := fields.get("linear"), LinearRules):
                 fields["linear"] = self._add_shared_kernels(ref, linear)
             choices = self.engine(ref).choices
-            for name in fields.keys() & {choice.of for choice in choices}:
-                file_choices = [choice for choice in choices if choice.of == name]
+            for name in fields.keys() & {choice.rules_file for choice in choices}:
+                file_choices = [choice for choice in choices if choice.rules_file == name]
                 other_rules = {
                     choice.rules: getattr(self._rules_of(choice.rules), name)
                     for choice in file_choices

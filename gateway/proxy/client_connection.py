@@ -40,8 +40,8 @@ from gateway.proxy.asgi_request import PIECE_BYTES, AsgiRequest
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.request_reader import RequestReader
+from gateway.proxy.tls import Handshake, peer_address
 from gateway.proxy.upload import Upload
-from gateway.tls import Handshake, peer_address
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,14 @@ class DataPlane:
     """The data plane of one event loop."""
 
     def __init__(
-        self, routes: Routes, keys: Keys, limits: Limits, meter: Meter | None = None
+        self,
+        routes: Routes,
+        keys: Keys,
+        limits: Limits,
+        meter: Meter | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
+        """limiter: the limits of keys; None where no key has a budget."""
         self.routes = routes
         self.models_list = ModelsList(routes)
         self.keys = keys
@@ -48,7 +54,7 @@ class DataPlane:
         self.proxies = TrustedProxies.parse(limits.proxy_networks, limits.client_header)
         self.origins = Origins(frozenset(limits.origins)) if limits.origins else None
         self.media_hosts = MediaHosts(limits.media_hosts)
-        self.limiter = RateLimiter()
+        self.limiter = limiter or RateLimiter()
         self.meter = meter or Meter()
         self.connection_limiter = ConnectionLimiter(limits)
         self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)

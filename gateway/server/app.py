@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -47,14 +45,14 @@ from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.keyring import Keyring
 from gateway.proxy.access.ledger import Ledger
 from gateway.proxy.access.origins import Origins
-from gateway.proxy.access.prices import Prices
+from gateway.proxy.access.rate_limits import RateLimiter
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.limits import Limits
-from gateway.proxy.metrics.counters import Metrics
 from gateway.proxy.metrics.request_metrics import request_metrics
 from gateway.proxy.routing.routes import Routes
-from gateway.proxy.shared_memory import SharedMemory
+from gateway.proxy.tls import Certificate
+from gateway.proxy.workers.shared_parts import SharedParts
 from gateway.server import health_routes
 from gateway.server.admin import (
     backup_routes,
@@ -102,11 +100,9 @@ from gateway.server.price_file import read_prices
 from gateway.settings import Settings
 from gateway.store.recovery import installation_id, open_store
 from gateway.store.store import Store
-from gateway.tls import Certificate
 from gateway.version import __version__
 
 if TYPE_CHECKING:
-    from gateway.proxy.workers.supervisor import Workers
     from gateway.server.network_watch import NetworkWatch
     from gateway.server.telemetry.telemetry import Telemetry
 
@@ -140,16 +136,12 @@ _ROUTERS = (
     batch_routes.router,
 )
 
-Shared = tuple[SharedMemory, list[list[socket.socket]], Path]
-"""The memory that worker processes share, the listening sockets of each worker, and the path of the
-socket at which this process answers them."""
-
 
 def create_app(
     settings: Settings,
     host: Host | None = None,
     gpus: GpuWatch | None = None,
-    shared_parts: Shared | None = None,
+    shared_parts: SharedParts | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI application with its data plane. Most parts are built when a server
     starts it.
@@ -174,10 +166,9 @@ def create_app(
         openapi_url="/admin/openapi.json",
     )
     api.openapi = cache(partial(description.description, api))  # type: ignore[method-assign]
-    app = GatewayApp(api, front, _add_routes(api))
-    if settings.tls_cert is not None:
-        # Loading it here reports an error before anything starts.
-        app.certificate = Certificate(settings.tls_cert, settings.tls_key)
+    # Loading it here reports an error before anything starts.
+    certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+    app = GatewayApp(api, front, _add_routes(api), certificate)
     return app
 
 
@@ -204,14 +195,16 @@ async def _run_parts(
 
 
 def build_front(
-    settings: Settings, gpus: GpuWatch | None = None, shared_parts: Shared | None = None
+    settings: Settings, gpus: GpuWatch | None = None, shared_parts: SharedParts | None = None
 ) -> ServingParts:
     """The parts that need no event loop. `gpus`: None reads the GPUs of this machine;
     `shared_parts`: None serves clients from this process."""
     keys = Keys(
         settings.admin_key,
         settings.api_key,
-        failed_logins=FailedLogins(memory=shared_parts[0] if shared_parts is not None else None),
+        failed_logins=FailedLogins(
+            memory=shared_parts.memory if shared_parts is not None else None
+        ),
         origins=Origins(frozenset(settings.web_origins)),
         person_scopes=person_scopes(settings),
     )
@@ -224,17 +217,23 @@ def build_front(
     )
     ledger = Ledger(settings.data)
     prices = read_prices(settings.prices)
-    workers = (
-        _workers(settings, limits, keys, metrics, shared_parts, prices=prices)
-        if shared_parts is not None
-        else None
-    )
-    if workers is not None and telemetry is not None:
-        workers.trace_ratio = settings.request_trace_ratio
-        workers.on_spans = telemetry.spans.extend
+    workers = None
+    if shared_parts is not None:
+        # A gateway of one process does without this module.
+        from gateway.proxy.workers.supervisor import Workers
+
+        workers = Workers(
+            settings,
+            limits,
+            keys,
+            shared_parts=shared_parts,
+            usage=metrics.usage,
+            prices=prices,
+            on_spans=telemetry.spans.extend if telemetry is not None else None,
+        )
     routes = Routes(queue_per_model=settings.queue_per_model) if workers is None else workers.routes
-    plane = DataPlane(routes, keys, limits, metrics)
-    plane.limiter.teller = BudgetAdmission(ledger, prices)
+    limiter = RateLimiter(BudgetAdmission(ledger, prices))
+    plane = DataPlane(routes, keys, limits, metrics, limiter=limiter)
     return ServingParts(
         settings=settings,
         profiles=Profiles(settings.profiles_dir, learned_path=settings.data / "learned"),
@@ -378,32 +377,9 @@ def _build_tuning(
     )
 
 
-def _workers(
-    settings: Settings,
-    limits: Limits,
-    keys: Keys,
-    metrics: Metrics,
-    shared_parts: Shared,
-    prices: Prices,
-) -> Workers:
-    # A gateway of one process does without this module.
-    from gateway.proxy.workers.supervisor import Workers
-
-    workers = Workers(settings, limits, keys, *shared_parts, metrics.usage)
-    workers.prices = prices
-    return workers
-
-
 async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> Keyring:
     """The stored keys. A change of them reaches the workers, the rate limits of this process, and
     its answers under way."""
-
-    def apply_keys() -> None:
-        front.plane.limiter.retain(front.keys.table.keys)
-        if front.workers is not None:
-            front.workers.publish_keys()
-        app.answers.close_revoked_answers()
-        app.on_keys()
 
     def stored_usage(first: int, last: int) -> Iterable[UsageRow]:
         return store.usage.sums(first, last, ("day", "key", "model"), key=None, model=None)
@@ -414,8 +390,10 @@ async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> K
             front.workers.publish_keys()
         app.answers.close_revoked_answers()
 
-    if front.identities is not None:
-        front.identities.on_change = apply_sessions
+    def apply_keys() -> None:
+        apply_sessions()
+        app.on_keys()
+
     call = asyncio.get_running_loop().call_soon_threadsafe
     book = BudgetBook(front.ledger, front.prices, stored_usage, person_allowance(front.settings))
     keyring = Keyring(
@@ -426,7 +404,7 @@ async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> K
         book,
     )
     if front.identities is not None:
-        front.identities.budgets_of = keyring.person_budgets
+        front.identities.adopt_keyring(keyring.person_budgets, apply_sessions)
     await asyncio.to_thread(keyring.load)
     return keyring
 

@@ -24,9 +24,9 @@ from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.api.endpoints import is_inference, is_of_batches
 from gateway.proxy.api.protocol import request_id, send_error
 from gateway.proxy.metrics.access_log import AdminRequest
+from gateway.proxy.tls import Certificate
 from gateway.server.handover import Takeover
 from gateway.server.open_answers import OpenAnswer, OpenAnswers
-from gateway.tls import Certificate
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
@@ -48,6 +48,7 @@ class GatewayApp:
         api: FastAPI,
         front: ServingParts,
         scopes: Scopes,
+        certificate: Certificate | None = None,
     ) -> None:
         plane = front.plane
         # Preflights of browsers have no key, so they are answered before the check of keys.
@@ -74,7 +75,7 @@ class GatewayApp:
         self.drain: Callable[[], Awaitable[None]] | None = (
             None  # finishes all requests, and ends the server
         )
-        self.certificate: Certificate | None = None
+        self.certificate = certificate
         self.is_replaced = False  # another gateway runs the control loop
         self.answers = OpenAnswers()
         self.inner_protocol: Callable[[], ClientConnection] | None = None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from gateway.domain import Node, NodeLink
 from gateway.errors import FitserveError
 from gateway.hosts.host import Machines
-from gateway.known_problems import KnownProblems
+from gateway.hosts.known_problems import KnownProblems
 from gateway.logging import Logger
 from gateway.planner.nodes.measured_networks import MeasuredNetworks, network_facts
 from gateway.store.store import Store

@@ -15,9 +15,9 @@ from functools import partial
 
 import uvicorn
 
-from gateway import open_files
 from gateway.errors import FitserveError, SettingsError, listen_error
 from gateway.garbage import exempt_start_objects
+from gateway.hosts.process import open_files
 from gateway.logging import Logger
 from gateway.proxy.client_connection import client_protocol, inner_protocol
 from gateway.proxy.limits import limit_send_buffer, refusal_capacity
@@ -177,6 +177,7 @@ def _server(
     from gateway.proxy.shared_memory import SharedMemory
     from gateway.proxy.workers import sockets
     from gateway.proxy.workers.control_server import ControlServer
+    from gateway.proxy.workers.shared_parts import SharedParts
 
     shares = (
         [[listener] for listener in sockets.bind_shared_sockets(listeners[0], settings.workers)]
@@ -184,7 +185,7 @@ def _server(
         else sockets.assign_sockets(listeners, settings.workers)
     )
     control, path = sockets.listen_control(settings.data)
-    app = create_app(settings, shared_parts=(SharedMemory(), shares, path))
+    app = create_app(settings, shared_parts=SharedParts(SharedMemory(), shares, path))
     workers = app.workers
     assert workers is not None  # noqa: S101 - given above
     control_server = ControlServer(settings, app, workers, app.close_streams)

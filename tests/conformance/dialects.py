@@ -25,7 +25,8 @@ from gateway.profiles.profiles import Profiles
 KEPT = Path(__file__).with_suffix(".json")
 # Tags of all kinds, and words that templates are told by.
 MARK = re.compile(
-    r"<[^\s<>{}'\"]{2,40}>?|\]<\][^\s{}'\"]{2,30}|\[[A-Z_]{4,20}\]|◁[^▷]{2,8}▷|`{3}json|\{function-name\}\n<\w+>"
+    r"<[^\s<>{}'\"]{2,40}>?|\]<\][^\s{}'\"]{2,30}|\[[A-Z_]{4,20}\]|◁[^▷]{2,8}▷|`{3}json"
+    r"|\{function-name\}\n<\w+>"
 )
 WORDS = (
     "ipython", "enable_thinking", "set thinking", "truncate_history_thinking", "defer_loading",

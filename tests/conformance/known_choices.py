@@ -203,7 +203,7 @@ def choices_of(
     choices = [
         *(
             KnownChoice(
-                of="moe",
+                rules_file="moe",
                 conditions=all_conditions | {"families": tuple(sorted(names))},
                 rules=other_answer,
             )
@@ -407,7 +407,7 @@ def _memory_choices(
         )
     ]
     if right and refs[0] not in right:
-        choices.append(KnownChoice(of="memory", rules=right[0], fields=("classes",)))
+        choices.append(KnownChoice(rules_file="memory", rules=right[0], fields=("classes",)))
         near = near.evolve(classes=rules[right[0]].classes)
     wrong: dict[str, set[str]] = defaultdict(set)
     for case in memory_cases:
@@ -424,7 +424,7 @@ def _memory_choices(
         field: tuple(sorted({*getattr(near, field)} ^ names)) for field, names in wrong.items()
     }
     if values:
-        choices.append(KnownChoice(of="memory", values=values))
+        choices.append(KnownChoice(rules_file="memory", values=values))
     return choices
 
 

@@ -54,8 +54,8 @@ def test_choices_hold_on_no_kind_of_gpu_that_was_not_asked(monkeypatch: pytest.M
     kinds = {kind: read_answers()["0.5.21"][kind] for kind in ("9.0", "12.0")}
     monkeypatch.setattr(known_choices, "answers_near", lambda *_: kinds)
     choices = choices_of(PROFILES, "sglang==0.5.21", "sglang==0.5.23", ["sglang==0.5.10.post1"])
-    rows = [choice for choice in choices if choice.of != "memory"]
-    assert {choice.of for choice in rows} == {"attention_backends", "linear", "moe"}
+    rows = [choice for choice in choices if choice.rules_file != "memory"]
+    assert {choice.rules_file for choice in rows} == {"attention_backends", "linear", "moe"}
     assert all(choice.conditions.get("capabilities") for choice in rows)
     assert ("9.*", "12.*") in {choice.conditions["capabilities"] for choice in rows}
 

@@ -201,7 +201,7 @@ def test_stages_of_unlike_gpus_are_among_the_asked_ones() -> None:
         wish(text_only=True),
         rules=rules,
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     ).plans
     dealt_out = [plan for plan in plans if stage_layers in plan.env]
     assert dealt_out

@@ -34,7 +34,7 @@ def disks(cluster: ClusterHarness) -> Iterator[dict[str, HubCache]]:
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-async def bring(cluster: ClusterHarness) -> None:
+async def copy_to_second_node(cluster: ClusterHarness) -> None:
     spec = cluster.make_spec("a1").evolve(node="two")
     await cluster.host.copy_weights(spec, [WANTED], lambda _: None)
 
@@ -61,12 +61,12 @@ async def test_a_copy_goes_on_after_the_death_of_a_program(
         files = disks["two"].repository(REPO).rglob(pattern)
         return sum(file.lstat().st_size for file in files)
 
-    copying = asyncio.ensure_future(bring(cluster))
+    copying = asyncio.ensure_future(copy_to_second_node(cluster))
     while not copied_bytes():
         # On a busy machine the first calls may take too long: they start the actors.
         if copying.done():
             assert isinstance(copying.exception(), AgentAway)
-            copying = asyncio.ensure_future(bring(cluster))
+            copying = asyncio.ensure_future(copy_to_second_node(cluster))
         await asyncio.sleep(0.005)
     victim.kill(program)
     with pytest.raises(FitserveError):
@@ -81,7 +81,7 @@ async def test_a_copy_goes_on_after_the_death_of_a_program(
 
 async def _ends(cluster: ClusterHarness) -> bool:
     try:
-        await bring(cluster)
+        await copy_to_second_node(cluster)
     except FitserveError:
         return False
     return True

@@ -134,10 +134,8 @@ async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(
     assert not container_state["HostConfig"]["Privileged"]
     assert not container_state["NetworkSettings"]["Ports"], "no port is published"
     assert list(container_state["NetworkSettings"]["Networks"]) == [harness.network]
-    assert (
-        instance.url
-        == f"http://{container_state['NetworkSettings']['Networks'][harness.network]['IPAddress']}:8000"
-    )
+    address = container_state["NetworkSettings"]["Networks"][harness.network]["IPAddress"]
+    assert instance.url == f"http://{address}:8000"
     assert (instance.model, instance.attempt) == ("org/model", 7)
 
 

@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 
-from gateway import open_files
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.errors import HostError
-from gateway.hosts.process import procfs
+from gateway.hosts.process import open_files, procfs
 from gateway.hosts.process.host import ProcessHost
 from gateway.hosts.process.instance_records import Record, Records
 from tests.support.patience import HANG_S

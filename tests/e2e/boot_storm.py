@@ -214,10 +214,11 @@ class BootStorm:
         rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         # An engine with given bytes gets a little less than one that measures alone, and never
         # more; and before the first start of its plan, less for the unsure part of the rest.
-        off = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
+        max_error = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
         self.summary.short += sum(
             not (
-                row["alone"] - (off + row["beside"] // UNCERTAINTY_PARTS if row["sized"] else _NEAR)
+                row["alone"]
+                - (max_error + row["beside"] // UNCERTAINTY_PARTS if row["sized"] else _NEAR)
                 <= row["bytes"]
                 <= row["alone"] + _NEAR
             )

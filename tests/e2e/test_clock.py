@@ -37,7 +37,7 @@ Jump = Callable[[int], None]
 
 
 @pytest.fixture
-def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
+def gateway_with_clock(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
     """A gateway with the ready model m, and a function that sets its clock so many seconds off the
     right time."""
     offset = tmp_path / "offset"
@@ -137,9 +137,9 @@ def wait_for_clock(gateway: Gateway, offset: int) -> None:
 
 
 def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
-    jumping: tuple[Gateway, Jump], tmp_path: Path
+    gateway_with_clock: tuple[Gateway, Jump], tmp_path: Path
 ) -> None:
-    gateway, jump = jumping
+    gateway, jump = gateway_with_clock
     engines_before = engines(gateway)
     limited_key, unlimited = (
         gateway.client.post("/admin/keys", json=wish).json()["key"]
@@ -184,9 +184,9 @@ def kill(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("offset", [DAY_S, -DAY_S])
 def test_a_dead_engine_is_restarted_once_at_any_clock(
-    jumping: tuple[Gateway, Jump], offset: int
+    gateway_with_clock: tuple[Gateway, Jump], offset: int
 ) -> None:
-    gateway, jump = jumping
+    gateway, jump = gateway_with_clock
     kill(gateway)
     jump(offset)
     wait_for("another attempt", lambda: len(gateway.show("m")["attempts"]) == 2)

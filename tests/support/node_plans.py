@@ -37,7 +37,7 @@ def decide_on(cluster: Cluster, engine: Engine, model: str, **fields: Any) -> De
         wish(replicas=fields.get("replicas")),
         promised_bytes=fields.get("promised_bytes", {}),
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
         parsers=PROFILES.parsers,
     )
     return decide_over_nodes(inputs, cluster, [engine], PROFILES.rules([engine]))

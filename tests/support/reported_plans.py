@@ -36,7 +36,7 @@ def make_decision(
         PROFILES.facts,
         rules=rules,
         drafter=drafter,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     )
 
 

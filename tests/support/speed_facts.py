@@ -17,7 +17,7 @@ PROFILES = Profiles()
 def make_decision(
     facts: tuple[Fact, ...] = (),
     version: str = "9.9.0",
-    pace: SpeedKnowledge | None = PROFILES.pace,
+    pace: SpeedKnowledge | None = PROFILES.speed_knowledge,
     **fields: Any,
 ) -> Decision:
     request = wish(**{"gpus": 1, "replicas": 1, **fields})

@@ -88,7 +88,7 @@ def test_a_bare_value_is_found(source: str, lines: list[int]) -> None:
 
 MAX_LINES = 60
 MANY_PARAMETERS = 8
-MAX_WIDE_FUNCTIONS = 8
+MAX_WIDE_FUNCTIONS = 7
 
 
 def test_every_function_fits_on_a_screen() -> None:

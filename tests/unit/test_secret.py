@@ -63,7 +63,7 @@ REVEALS = {
     "gateway/server/admin/key_routes.py": 1,  # the only answer with a key
     # checks of webhooks, headers and keys, the headers of a collector, the bytes for signatures
     "gateway/settings.py": 6,
-    "gateway/tls.py": 1,  # the file that OpenSSL reads
+    "gateway/proxy/tls.py": 1,  # the file that OpenSSL reads
 }
 # Encoders that write the text, for the gateway's own processes and files.
 ENCODERS = {

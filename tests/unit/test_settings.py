@@ -5,17 +5,36 @@ from unittest.mock import Mock
 
 import pytest
 
+from gateway.domain.units import ENDLESS_DURATION, duration_text, format_bytes
 from gateway.errors import SettingsError
 from gateway.settings import Settings, load_settings, signing_key
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"
+# Defaults of this many seconds are shown in minutes or hours too.
+LONG_S = 120
+
+
+def default_text(name: str) -> str:
+    """The default in brackets, as a user types it, with its meaning; "": there is none."""
+    default = Settings.model_fields[name].default
+    if not isinstance(default, bool | int | float):
+        return f" (`{default}`)" if default else ""
+    if isinstance(default, bool):
+        return f" (`{'yes' if default else 'no'}`)"
+    meaning = ""
+    if default == ENDLESS_DURATION or (name.endswith("_s") and default >= LONG_S):
+        meaning = f", {duration_text(default)}"
+    elif name.endswith("_bytes"):
+        meaning = f", {format_bytes(int(default))}"
+    number = f"{default:.12g}"
+    return f" (`{number}`{meaning})"
 
 
 def item(name: str) -> str:
-    field = Settings.model_fields[name]
-    default = "" if field.default in (None, "") else f" (`{field.default}`)"
-    return f"`FITSERVE_{name.upper()}`{default}: {field.description}"
+    return (
+        f"`FITSERVE_{name.upper()}`{default_text(name)}: {Settings.model_fields[name].description}"
+    )
 
 
 def test_the_page_lists_every_setting_with_its_default_and_meaning() -> None:
@@ -23,6 +42,22 @@ def test_the_page_lists_every_setting_with_its_default_and_meaning() -> None:
     lines = [line for line in section.splitlines() if not line.startswith("### ")]
     items = [" ".join(text.split()) for text in "\n".join(lines).split("\n* ")[1:]]
     assert items == [item(name) for name in Settings.model_fields]
+
+
+def test_defaults_of_the_page_are_typed_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown_texts = {
+        name: text.removeprefix(" (`").partition("`")[0]
+        for name in Settings.model_fields
+        if (text := default_text(name))
+    }
+    for name, text in shown_texts.items():
+        monkeypatch.setenv(f"FITSERVE_{name.upper()}", text)
+    settings = load_settings()
+    defaults = Settings()
+    assert {
+        name for name in shown_texts if getattr(settings, name) != getattr(defaults, name)
+    } == set()
+    assert {"keep_alive", "stop_engines", "trace_ratio"} <= shown_texts.keys()
 
 
 def test_empty_variables_are_unset_and_files_lose_to_variables(

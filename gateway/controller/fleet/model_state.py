@@ -49,19 +49,19 @@ def _model_status(model: ManagedModel) -> tuple[str, str]:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
         return _endpoint_status(model)
-    best_state = min(model.replicas, key=lambda replica: _STATE_ORDER.index(replica.status.state))
-    detail = best_state.status.reason
-    if best_state.status.state == "ready":
+    best_replica = min(model.replicas, key=lambda replica: _STATE_ORDER.index(replica.status.state))
+    detail = best_replica.status.reason
+    if best_replica.status.state == "ready":
         detail = _missing_copies(model)
-    elif best_state.status.state in ("starting", "verifying") and (
-        best_state.is_busy or (best_state.attempt is not None and not best_state.attempt.serves)
+    elif best_replica.status.state in ("starting", "verifying") and (
+        best_replica.is_busy
+        or (best_replica.attempt is not None and not best_replica.attempt.serves)
     ):
-        detail = best_state.phase
-    elif best_state.status.state == "backing_off" and best_state.status.recheck_at is not None:
-        detail = (
-            f"{detail} Next start in {max(0, round(best_state.status.recheck_at - time.time()))} s."
-        )
-    return best_state.status.state, detail
+        detail = best_replica.phase
+    elif best_replica.status.state == "backing_off" and best_replica.status.recheck_at is not None:
+        pause_s = max(0, round(best_replica.status.recheck_at - time.time()))
+        detail = f"{detail} Next start in {pause_s} s."
+    return best_replica.status.state, detail
 
 
 def _missing_copies(model: ManagedModel) -> str:

@@ -104,8 +104,10 @@ class Watcher:
         self._is_in_cluster = self._host.machines is not None
         self._copies_log = self._is_in_cluster or self._host.kind != "process"
         self._is_retired = False
-        self._supervised_tasks = [
-            SupervisedTask(self._follow_log, "reading the log of an engine", wake, instance=name),
+        self._log_task = SupervisedTask(
+            self._follow_log, "reading the log of an engine", wake, instance=name
+        )
+        self._look_tasks = (
             SupervisedTask(self._health, "the health checks of an engine", wake, instance=name),
             SupervisedTask(
                 self._look_for_compilers,
@@ -114,14 +116,14 @@ class Watcher:
                 instance=name,
             ),
             SupervisedTask(self._work, "the look at the work of an engine", wake, instance=name),
-        ]
+        )
 
     @property
     def problems(self) -> Iterator[str]:
         """Problems that limit this watcher's view."""
         return (
             work.setback.problem
-            for work in self._supervised_tasks
+            for work in (self._log_task, *self._look_tasks)
             if work.setback.problem is not None
         )
 
@@ -165,12 +167,14 @@ class Watcher:
         Lines of other ranks, and those of the stop, come later than the proof of a failure.
         """
         self._is_retired = True
-        log_task, *look_tasks = self._supervised_tasks
-        await self._stop_tasks(look_tasks if self._copies_log else self._supervised_tasks)
-        return not log_task.is_done
+        if self._copies_log:
+            await self._stop_tasks(self._look_tasks)
+        else:
+            await self.close()
+        return not self._log_task.is_done
 
     async def close(self) -> None:
-        await self._stop_tasks(self._supervised_tasks)
+        await self._stop_tasks((self._log_task, *self._look_tasks))
 
     async def _stop_tasks(self, tasks: Iterable[SupervisedTask]) -> None:
         if self._report is not None:
@@ -225,7 +229,7 @@ class Watcher:
         self._read(raw)
         if is_furthest:
             # Reading has passed the place of the last error, so the error is over.
-            self._supervised_tasks[0].setback.clear()
+            self._log_task.setback.clear()
 
     def _read(self, raw: bytes) -> None:
         self._last_sign = time.monotonic()
@@ -273,7 +277,7 @@ class Watcher:
             # None if the engine has survived it after all.
             failure = await self._describe(lambda reader: reader.failure)
         except Exception as error:
-            self._supervised_tasks[0].setback.record_failure(error)
+            self._log_task.setback.record_failure(error)
         else:
             self._prove(failure)
         finally:

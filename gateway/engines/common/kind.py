@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.domain import Choice, Engine, Scalar
+from gateway.engines.common.code_sources import CodeSources
 from gateway.engines.common.span import Rendezvous
 
 
@@ -19,6 +20,20 @@ class EngineKind(Protocol):
     @property
     def stage_layers_env(self) -> str:
         """Environment variable with the number of layers of each pipeline stage; "": none."""
+
+    @property
+    def disabled_kernels_env(self) -> str:
+        """Environment variable with the kernels that the engine passes over, between commas; "":
+        none."""
+
+    @property
+    def whole_tower_flag(self) -> tuple[str, Scalar]:
+        """The flag, by the planner's name, that keeps a vision tower whole on every rank, and its
+        value."""
+
+    @property
+    def code_sources(self) -> CodeSources:
+        """Places in the engine's code that choices and refusals name as their source."""
 
     @property
     def limits_answers(self) -> bool:

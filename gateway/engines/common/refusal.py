@@ -24,13 +24,24 @@ class VariantEvidence(NamedTuple):
         return VariantEvidence(self.kernels, self.attention, memory, self.method, self.answer)
 
 
+class RepairHint(NamedTuple):
+    """The changes of a variant that could help.
+
+    kernel: the kernel that would fail, so that others are tried; None: no kernel is to blame.
+    dtypes: activation dtypes that would work.
+    may_shrink_cache: a smaller KV cache could help.
+    """
+
+    kernel: str | None = None
+    dtypes: tuple[str, ...] = ()
+    may_shrink_cache: bool = False
+
+
 class RefusalError(Exception):
     """A gate's refusal.
 
-    kernel: the kernel that would fail.
     layer: the layer without a working kernel.
-    dtypes: activation dtypes that would work.
-    may_shrink_cache: a smaller KV cache could help.
+    repair: the changes that could help.
     evidence: results so far.
     question: a question that the engine's own code could answer.
     """
@@ -42,9 +53,7 @@ class RefusalError(Exception):
         source: str,
         *,
         layer: str | None = None,
-        kernel: str | None = None,
-        dtypes: tuple[str, ...] = (),
-        may_shrink_cache: bool = False,
+        repair: RepairHint | None = None,
         evidence: VariantEvidence | None = None,
         question: Question | None = None,
     ) -> None:
@@ -53,28 +62,33 @@ class RefusalError(Exception):
         self.reason = reason
         self.source = source
         self.layer = layer
-        self.kernel = kernel
-        self.dtypes = dtypes
-        self.may_shrink_cache = may_shrink_cache
+        self.repair = repair or RepairHint()
         self.evidence = evidence or VariantEvidence()
         self.question = question
 
     def copy_with_evidence(self, evidence: VariantEvidence) -> RefusalError:
         """A copy with this evidence."""
-        return self._change_evidence(evidence=evidence)
+        return self._copy(evidence=evidence)
 
     def copy_with_question(self, question: Question) -> RefusalError:
         """A copy that the engine's answer to the question may overrule."""
-        return self._change_evidence(question=question)
+        return self._copy(question=question)
 
     def quote_engine(self, answer: EngineAnswer) -> RefusalError:
         """A copy in the engine's own words."""
-        return self._change_evidence(reason=answer.refusal_text, source=answer.source)
+        return self._copy(reason=answer.refusal_text, source=answer.source)
 
-    def _change_evidence(self, **changed_evidence: Any) -> RefusalError:
-        condition = {
+    def _copy(self, **changes: Any) -> RefusalError:
+        fields = {
             name: getattr(self, name)
-            for name in ("layer", "kernel", "dtypes", "may_shrink_cache", "evidence", "question")
+            for name in (
+                "verdict",
+                "reason",
+                "source",
+                "layer",
+                "repair",
+                "evidence",
+                "question",
+            )
         }
-        verdict = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
-        return RefusalError(**{**verdict, **condition, **changed_evidence})
+        return RefusalError(**fields | changes)

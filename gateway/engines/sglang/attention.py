@@ -352,7 +352,7 @@ def _limit_refusals(
                 f" token{'s' if limit.page > 1 else ''}, not of {page}"
             )
             refusals.append(Refusal(kernel="", reason=reason))
-        for name in (names[option] for option in limit.of):
+        for name in (names[option] for option in limit.options):
             if limit.accepts is not None and name not in limit.accepts:
                 refusals.append(
                     Refusal(

@@ -29,10 +29,10 @@ class BackendStep(Value):
 
 
 class BackendLimit(Value):
-    """A restriction of the engine. `of`: the limited options; `attention` may still be open."""
+    """A restriction of the engine. `options`: the limited ones; `attention` may still be open."""
 
     where: Check
-    of: tuple[BackendOption, ...] = ("prefill", "decode")
+    options: tuple[BackendOption, ...] = Field(("prefill", "decode"), alias="of")
     accepts: tuple[str, ...] | None = None
     refuses: tuple[str, ...] = ()
     page: int | None = Field(None, description="tokens of a page: no others")

@@ -9,6 +9,7 @@ from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Rendezvous
+from gateway.engines.sglang.code_sources import SOURCES
 
 
 class SglangKind:
@@ -16,6 +17,10 @@ class SglangKind:
 
     env_prefixes: tuple[str, ...] = ("SGLANG_", "SGL_")
     stage_layers_env = "SGLANG_PP_LAYER_PARTITION"
+    disabled_kernels_env = ""
+    # Source: ServerArgs in sglang/srt/server_args.py.
+    whole_tower_flag: tuple[str, Scalar] = ("mm-enable-dp-encoder", True)
+    code_sources = SOURCES
 
     # Source: get_default_sampling_params in sglang/srt/configs/model_config.py, 0.5.10 to 0.5.23.
     limits_answers = False

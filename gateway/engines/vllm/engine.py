@@ -74,6 +74,12 @@ _MAX_UTILIZATION = 0.97
 # KV caches in RAM are rounded to this step.
 _RAM_STEP_BYTES = GIB // 4
 _MIN_KV_BYTES = 16 * MIB
+# The free memory is compared with the share once (request_memory, vllm/v1/worker/utils.py:425 of
+# 0.26.0, :716 of 0.33.0), then these bytes are taken (vllm/v1/worker/gpu_worker.py:462 of 0.26.0,
+# :656 of 0.33.0). The engine's own switch for that, VLLM_ENABLE_STARTUP_PLAN, keeps the bytes by a
+# fingerprint without the share of the GPU and without the number of requests
+# (vllm/v1/worker/startup_plan.py and CacheConfig.compute_hash of 0.26.0 and 0.33.0). So it would
+# give a smaller share the cache of a larger one, and it stays off.
 CACHE_BYTES = "kv-cache-memory-bytes"
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured in
 # addition to it.
@@ -112,7 +118,7 @@ _FOLLOWED_VARIABLES = frozenset(
     {
         GRAPHS_VARIABLE,
         RUNNER_VARIABLE,
-        "VLLM_DISABLED_KERNELS",
+        VllmKind.disabled_kernels_env,
         "VLLM_TEST_FORCE_FP8_MARLIN",
         "VLLM_USE_FLASHINFER_MOE_INT4",
     }

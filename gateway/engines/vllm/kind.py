@@ -10,6 +10,7 @@ from gateway.domain.value import served_name
 from gateway.engines.common.programs import replace_program
 from gateway.engines.common.span import Rendezvous
 from gateway.engines.vllm import compiled_model, start_method
+from gateway.engines.vllm.code_sources import SOURCES
 
 
 class VllmKind:
@@ -17,6 +18,10 @@ class VllmKind:
 
     env_prefixes: tuple[str, ...] = ("VLLM_",)
     stage_layers_env = "VLLM_PP_LAYER_PARTITION"
+    disabled_kernels_env = "VLLM_DISABLED_KERNELS"
+    # Source: vllm/config/multimodal.py.
+    whole_tower_flag: tuple[str, Scalar] = ("mm-encoder-tp-mode", "data")
+    code_sources = SOURCES
 
     # Source: get_diff_sampling_param in vllm/config/model.py, 0.18.0 to 0.33.0.
     limits_answers = True

@@ -38,8 +38,8 @@ from gateway.hosts.cluster.node_host import ANSWER_S, ENVIRONMENT, PATH_START, N
 from gateway.hosts.cluster.shared_reading import SharedReading
 from gateway.hosts.cluster.weights_copies import WeightsCopies
 from gateway.hosts.host import HubCommit, Machines
+from gateway.hosts.known_problems import KnownProblems
 from gateway.hosts.node_group import part_name
-from gateway.known_problems import KnownProblems
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
 

@@ -12,7 +12,7 @@ from gateway.errors import HostError
 from gateway.hosts.cluster.membership import Membership
 from gateway.hosts.cluster.ray_start import ray_environment
 from gateway.hosts.cluster.restart_pause import RestartPause
-from gateway.known_problems import KnownProblems
+from gateway.hosts.known_problems import KnownProblems
 from gateway.logging import Logger
 
 log = Logger("fitserve.cluster")

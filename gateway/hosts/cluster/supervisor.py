@@ -30,8 +30,8 @@ from gateway.hosts.cluster.membership import (
 from gateway.hosts.cluster.ray_start import raylet_command, raylet_environment
 from gateway.hosts.cluster.restart_pause import MAX_PAUSE_S, RestartPause
 from gateway.hosts.cluster.strays import kill_orphaned_ray
+from gateway.hosts.known_problems import KnownProblems
 from gateway.hosts.process import procfs
-from gateway.known_problems import KnownProblems
 from gateway.logging import Logger
 
 log = Logger("fitserve.cluster")

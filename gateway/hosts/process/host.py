@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from gateway import open_files
 from gateway.domain import (
     EngineProcess,
     EngineRef,
@@ -48,7 +47,7 @@ from gateway.domain import (
 )
 from gateway.errors import ForeignInstance, HostError
 from gateway.hosts.host import MAX_COMMAND, Machines, running_conflict_error
-from gateway.hosts.process import procfs
+from gateway.hosts.process import open_files, procfs
 from gateway.hosts.process.asked_environment import run_inquiry_process
 from gateway.hosts.process.caches import Caches, is_empty
 from gateway.hosts.process.cuda_compiler import build_variables

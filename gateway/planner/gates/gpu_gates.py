@@ -19,12 +19,7 @@ from gateway.planner.gates.kernel_gates import matching_fact
 from gateway.planner.gates.machine_gates import gate_code, gate_host
 from gateway.planner.parallel import GpuGroups, tower_heads, tower_refusal
 
-# Flags that keep a vision tower whole on every rank: vllm/config/multimodal.py, ServerArgs of
-# SGLang.
-_WHOLE_TOWER: dict[str, str | bool] = {"mm-encoder-tp-mode": "data", "mm-enable-dp-encoder": True}
-
-# The trait of engines that refuse ranks with unlike free memory: _check_tp_memory_balance in
-# srt/distributed/bootstrap.py of SGLang 0.5.23, init_torch_distributed in model_runner.py before.
+# The trait of engines that refuse ranks with unlike free memory.
 BALANCE_TRAIT = "balanced_ranks"
 
 
@@ -82,19 +77,19 @@ def gate_devices(
             f" {len(gpus)}",
             "probe",
         )
+    sources = engine_kind(engine.kind).code_sources
     problem = groups.parallel_refusal(inputs.spec, built_model, tp, ep=variant.ep, dp=variant.dp)
     if problem is None or is_in_tower(problem[1] or ""):
         _gate_tower(inputs, engine, built_model, tp)
     if problem is not None:
         reason, layer = problem
-        source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
-        raise RefusalError("illegal_parallelism", reason, source, layer=layer)
+        raise RefusalError("illegal_parallelism", reason, sources.ranks, layer=layer)
     layers = sum(group.layers for group in inputs.spec.attention if group.kind != "vision")
     if pp > layers:
         raise RefusalError(
             "illegal_parallelism",
             f"{layers} layers cannot be shared by {pp} stages",
-            "vllm/distributed/utils.py",
+            sources.stages,
         )
     if pp > 1 and (field := field_against_stages(built_model, engine, inputs.spec.architecture)):
         reason = f"{engine.ref} cannot share {inputs.spec.architecture} by stages of a pipeline"
@@ -120,18 +115,17 @@ def keeps_tower_whole(
 ) -> bool:
     """Whether each of `tp` ranks holds all of the vision tower: by a flag of the user, or because
     this version cuts none whose heads do not divide."""
-    flag = _tower_flag(engine)
+    flag, whole_value = engine_kind(engine.kind).whole_tower_flag
     options = {name.replace("_", "-"): value for name, value in inputs.wish.args.items()}
-    return bool(flag and options.get(flag) == _WHOLE_TOWER[flag]) or (
+    return bool(_has_tower_flag(engine) and options.get(flag) == whole_value) or (
         inputs.spec.architecture in engine.whole_towers and tower_heads(built_model, tp) > 0
     )
 
 
-def _tower_flag(engine: Engine) -> str:
-    """This version's flag for a whole tower, by the planner's name; "": it has none."""
-    return next(
-        (name for name in _WHOLE_TOWER if engine.spelling.get(name, name) in engine.flags), ""
-    )
+def _has_tower_flag(engine: Engine) -> bool:
+    """Whether this version has the kind's flag for a whole tower."""
+    flag, _ = engine_kind(engine.kind).whole_tower_flag
+    return engine.spelling.get(flag, flag) in engine.flags
 
 
 def _gate_tower(inputs: PlanningInput, engine: Engine, built_model: BuiltModel, tp: int) -> None:
@@ -139,9 +133,9 @@ def _gate_tower(inputs: PlanningInput, engine: Engine, built_model: BuiltModel, 
     if inputs.wish.text_only or keeps_tower_whole(inputs, engine, built_model, tp):
         return
     if reason := tower_refusal(built_model, tp):
-        flag = _tower_flag(engine)
-        value = str(_WHOLE_TOWER.get(flag, "")).lower()
-        cure = f"; --arg {flag}={value} keeps it whole on every GPU" if flag else ""
+        flag, value = engine_kind(engine.kind).whole_tower_flag
+        argument = f"--arg {flag}={str(value).lower()}"
+        cure = f"; {argument} keeps it whole on every GPU" if _has_tower_flag(engine) else ""
         raise RefusalError("illegal_parallelism", reason + cure, f"profile {engine.ref}")
 
 
@@ -182,4 +176,5 @@ def gate_balance(engine: Engine, tp: int, free_bytes: Collection[int]) -> None:
             f"{engine.ref} refuses ranks where one GPU has less than nine tenths of another's free"
             f" memory: {gib(min(free_bytes))} and {gib(max(free_bytes))} are free"
         )
-        raise RefusalError("no_device", reason, "sglang/srt, _check_tp_memory_balance")
+        source = engine_kind(engine.kind).code_sources.balanced_ranks
+        raise RefusalError("no_device", reason, source)

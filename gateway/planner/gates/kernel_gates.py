@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Engine, Fact, Gpu, LayerKernel
-from gateway.engines.common.refusal import RefusalError, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, RepairHint, VariantEvidence
+from gateway.engines.registry import engine_kind
 from gateway.planner.layer_kernels import ObservedRefusals
 
 
@@ -37,7 +38,11 @@ def gate_kernels(
                 f" {layer_kernel.layer}{_size_words(layer_kernel)}: {layer_kernel.note}"
             )
             raise RefusalError(
-                "runtime_fail", reason, source, layer=layer_kernel.layer, kernel=layer_kernel.kernel
+                "runtime_fail",
+                reason,
+                source,
+                layer=layer_kernel.layer,
+                repair=RepairHint(kernel=layer_kernel.kernel),
             )
     # Most machines have no such fact. This question is asked once, before the loop over the layers.
     may_fail = facts.may_hold("kernel_fails", "engine", engine.ref) and facts.may_hold(
@@ -54,7 +59,11 @@ def gate_kernels(
                 f" {fact.source}"
             )
             raise RefusalError(
-                "known_bad", reason, "fact", layer=layer_kernel.layer, kernel=layer_kernel.kernel
+                "known_bad",
+                reason,
+                "fact",
+                layer=layer_kernel.layer,
+                repair=RepairHint(kernel=layer_kernel.kernel),
             )
     _gate_attention(evidence, engine, facts, capability, may_fail=bool(may_fail))
 
@@ -140,7 +149,9 @@ def matching_fact(facts: KnownFacts, kind: str, scope: Mapping[str, str | None])
     )
 
 
-def gate_same_kernels(first: VariantEvidence, second: VariantEvidence, gpus: Sequence[Gpu]) -> None:
+def gate_same_kernels(
+    first: VariantEvidence, second: VariantEvidence, gpus: Sequence[Gpu], engine: Engine
+) -> None:
     """Refuse ranks of one stage whose kernels differ: all processes ask the first visible GPU."""
     for layer, counterpart in zip(first.kernels, second.kernels, strict=True):
         if layer.kernel != counterpart.kernel:
@@ -149,7 +160,8 @@ def gate_same_kernels(first: VariantEvidence, second: VariantEvidence, gpus: Seq
                 f"ranks on {names} would need different kernels for {layer.layer}: {layer.kernel}"
                 f" and {counterpart.kernel}. All ranks ask the first GPU"
             )
-            raise RefusalError("no_kernel", reason, "vllm/platforms/cuda.py", layer=layer.layer)
+            source = engine_kind(engine.kind).code_sources.unlike_ranks
+            raise RefusalError("no_kernel", reason, source, layer=layer.layer)
 
 
 def gate_alike(first: VariantEvidence, second: VariantEvidence, gpu: Gpu) -> None:

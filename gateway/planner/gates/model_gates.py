@@ -8,6 +8,7 @@ from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS, supported_rank
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import RefusalError
+from gateway.engines.registry import engine_kind
 from gateway.models.spec import TOKENIZER_CODE
 from gateway.planner.sizes import context_limit
 
@@ -100,13 +101,12 @@ def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
         )
         raise RefusalError("unsupported_lora", reason, source)
     if inputs.spec.experts:
-        # vLLM wraps experts whether an adapter changes them or not, and refuses those whose kernel
-        # has no LoRA (lora/layers/fused_moe.py).
         reason = (
             f"with which kernels {engine.ref} computes the experts of a model that has adapters is"
             " not known here"
         )
-        raise RefusalError("unsupported_lora", reason, "vllm/lora/layers/fused_moe.py")
+        source = engine_kind(engine.kind).code_sources.expert_adapters
+        raise RefusalError("unsupported_lora", reason, source)
     if not inputs.spec.generates:
         raise RefusalError(
             "unsupported_lora",
@@ -117,8 +117,7 @@ def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
 
 def stands_in(spec: ModelSpec, engine: Engine) -> bool:
     """Whether the engine would try transformers' class of an architecture that it lacks, and none
-    of the repository's: _try_resolve_transformers
-    in vllm/model_executor/models/registry.py."""
+    of the repository's."""
     has_own_classes = (
         "TransformersForCausalLM" in engine.architectures
         and spec.model_type in engine.config_classes
@@ -130,8 +129,8 @@ def _foreign_part(spec: ModelSpec, engine: Engine) -> str:
     """The part of the engine that the repository's code would replace; "": none.
 
     Untrusted code never runs. The class of the model is the engine's, as its architecture is
-    listed. Source: HFConfigParser in vllm/transformers_utils/config.py, and from_pretrained of
-    AutoConfig and AutoTokenizer, which prefer a class that they have.
+    listed. Source: from_pretrained of AutoConfig and AutoTokenizer, which prefer a class that they
+    have.
     """
     if not spec.remote_code:
         return ""

@@ -10,6 +10,7 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import RefusalError
 from gateway.engines.common.variant import Variant
+from gateway.engines.registry import engine_kind
 from gateway.planner.quantization_methods import check, resolve
 
 # KV cache dtypes without rules of backends: their size follows from the name.
@@ -128,12 +129,12 @@ def gate_dtype(
             if "default" in source
             else "half the bytes of the float32 weights, as the engine itself would choose"
         )
-        return str_choice(preferred, reason, "vllm/config/model.py _resolve_auto_dtype")
+        return str_choice(preferred, reason, engine_kind(engine.kind).code_sources.auto_dtype)
     if stored_dtype in impossible_dtypes:
         reason = (
             f"the weights are {stored_dtype}, which compute capability {capability} cannot compute"
         )
-        source = "vllm/platforms/cuda.py"
+        source = engine_kind(engine.kind).code_sources.other_dtype
         if stored_dtype == "float16" or preferred == "float32":
             reason, source = impossible_dtypes["float16"]
             reason += "; it takes twice the memory and time" if preferred == "float32" else ""
@@ -150,7 +151,7 @@ def _impossible_dtypes(
         (gpu for gpu in gpus if gpu.capability is not None and float(gpu.capability) < 8.0), None
     ):
         reason = f"bfloat16 needs compute capability 8.0, {old_gpu.name} has {old_gpu.capability}"
-        dtypes["bfloat16"] = reason, "vllm/platforms/cuda.py check_if_supports_dtype"
+        dtypes["bfloat16"] = reason, engine_kind(engine.kind).code_sources.bfloat16
     if spec.model_type in engine.no_float16:
         reason = f"{engine.ref} refuses float16 for {spec.model_type}: it is numerically unstable"
         dtypes["float16"] = reason, engine.sources.get("no_float16", f"profile {engine.ref}")

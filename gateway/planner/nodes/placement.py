@@ -14,8 +14,7 @@ from gateway.planner.nodes.spans import NodeGroups
 from gateway.planner.parallel import GpuGroups
 
 # The ports at which nodes meet: the engine's own group of processes, and the groups of ranks with
-# requests of their own. SGLang takes the ports after the first too: PortArgs in
-# sglang/srt/server_args.py.
+# requests of their own. Some kinds take the ports after the first too (`node_flags`).
 _FIRST_PORT = 29600
 _LAST_PORT = 32700
 _PORTS_PER_ENGINE = 64

@@ -1,9 +1,9 @@
 """Whether an engine keeps a second KV cache in RAM, for conversations that return. Pure.
 
 The engine copies every block that it computes into RAM, so RAM holds all blocks of the GPU's cache
-and older ones (vllm/v1/kv_offload of 0.26.0). The time to bring a prompt's cache back, relative to
-the time to compute it, decides twice: about the gain of a return, and about the part of the link
-that the copies take from plain requests.
+and older ones. The time to bring a prompt's cache back, relative to the time to compute it, decides
+twice: about the gain of a return, and about the part of the link that the copies take from plain
+requests.
 """
 
 from __future__ import annotations

@@ -11,15 +11,12 @@ from gateway.models.media import read_media
 
 ARRIVAL_ORDER = "arrival"
 PRIORITY_ORDER = "priority"
-# Source: Scheduler.schedule in vllm/v1/core/sched/scheduler.py of 0.33.0, and preempt_to_schedule
-# in sglang/srt/managers/schedule_policy.py of 0.5.23.
 _COST = "where its memory is short, the last class gives its place up, and is computed again"
 # The part of a step that the prompt of one request may take, so that a first class has room in the
 # next step. Several long prompts still fill the step.
 _PIECE_PART = 4
 # Layers that read a prompt in pieces of any size. States of recurrent layers are kept for whole
-# blocks, and an image is read as a whole. Source: validate_block_size in vllm/config/vllm.py and
-# _try_schedule_encoder_inputs in vllm/v1/core/sched/scheduler.py of 0.33.0.
+# blocks, and an image is read as a whole.
 _DIVISIBLE_KINDS = frozenset({"full", "sliding", "mla"})
 
 

@@ -128,7 +128,7 @@ class ModelPlanner:
             promised_bytes=request.promised_bytes,
             gpus=profiles.gpus,
             answers=dict(request.answers),
-            speed_knowledge=profiles.pace,
+            speed_knowledge=profiles.speed_knowledge,
             parsers=profiles.parsers,
             global_env=self._engine_env,
             sharing=request.sharing._replace(plan_to_restore=None),
@@ -187,7 +187,7 @@ class ModelPlanner:
         profiles = self.profiles
         engine = self.profiles.engine_in_image(running_traffic.plan.engine)
         gpu_facts = [fact for fact in facts if fact.kind == "machine_speed"]
-        tables = client_traffic.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
+        tables = client_traffic.ClockTables(profiles.gpus, profiles.speed_knowledge, gpu_facts)
         kind = engine_kind(engine.kind)
         clock = client_traffic.build_clock(
             plan=running_traffic.plan,

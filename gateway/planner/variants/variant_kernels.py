@@ -62,7 +62,8 @@ class VariantKernels:
             self._refused_kernels[capability] = refused_before(
                 self.inputs.facts, self.engine, capability
             )
-        disabled = (*self.env.get("VLLM_DISABLED_KERNELS", "").split(","), *variant.disabled)
+        user_disabled = self.env.get(self.rules.disabled_kernels_env, "").split(",")
+        disabled = (*user_disabled, *variant.disabled)
         return layer_kernels(
             built_model.linears,
             self.rules,

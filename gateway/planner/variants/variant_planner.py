@@ -249,7 +249,7 @@ class VariantPlanner:
             gate_kernels(on_gpu, engine, inputs.facts, gpu.capability)
             gate_alike(evidence, on_gpu, gpu)
             if variant.tp > 1:
-                gate_same_kernels(evidence, on_gpu, (gpus[0], gpu))
+                gate_same_kernels(evidence, on_gpu, (gpus[0], gpu), self.engine)
         return placed_candidate.evolve(speculation=speculation, evidence=evidence)
 
     def _propose(self, candidate: Candidate, batch: Batch) -> Plan:
@@ -317,8 +317,9 @@ class VariantPlanner:
             env = {**env, self.rules.stage_layers_env: ",".join(map(str, variant.layers))}
         if not variant.disabled:
             return env
-        disabled = [name for name in env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
-        return {**env, "VLLM_DISABLED_KERNELS": ",".join([*disabled, *variant.disabled])}
+        variable = self.rules.disabled_kernels_env
+        disabled = [name for name in env.get(variable, "").split(",") if name]
+        return {**env, variable: ",".join([*disabled, *variant.disabled])}
 
     def _apply_facts(self, plan: Plan) -> Plan:
         """The plan as facts allow it, with their proofs and corrections.

@@ -147,11 +147,11 @@ class Charge:
     """The cost of one request to its budgets, from its start to its end."""
 
     __slots__ = (
+        "_admission",
         "_asked_at",
         "_gpu_time",
         "_in_flight",
         "_reserved_on",
-        "_teller",
         "budgets",
         "model",
         "reservation",
@@ -159,13 +159,13 @@ class Charge:
 
     def __init__(
         self,
-        teller: BudgetAdmission,
+        admission: BudgetAdmission,
         budgets: Sequence[KeyBudget],
         model: str,
         reservation: Amounts,
     ) -> None:
         """reservation: amounts that were added to the budgets already."""
-        self._teller = teller
+        self._admission = admission
         self._reserved_on = Calendar.today()
         self.budgets = budgets
         self.model = model
@@ -186,7 +186,7 @@ class Charge:
 
     def settle(self, count: TokenCount, *, has_reached_engine: bool) -> None:
         """Replace the reservation cost by the real one, which is nothing without an engine."""
-        price = self._teller.prices.find(self.model)
+        price = self._admission.prices.find(self.model)
         cost = NO_AMOUNTS
         if has_reached_engine:
             cost = Amounts(
@@ -195,14 +195,14 @@ class Charge:
                 self._gpu_time,
                 0 if price is None else money(price, *count, self._gpu_time),
             )
-        self._teller.add(self.budgets, cost, self.reservation, self._reserved_on)
+        self._admission.add(self.budgets, cost, self.reservation, self._reserved_on)
 
     def headers(self) -> Iterator[tuple[bytes, bytes, bytes, float]]:
         """Each limit: its name, amount and remaining amount, and the seconds until it is full."""
         today = Calendar.today()
         now = time.time()
         for budget in self.budgets:
-            usage = self._teller.ledger.read(budget.row, today)
+            usage = self._admission.ledger.read(budget.row, today)
             prefix = "" if budget.owner.startswith("key ") else "group-"
             for limit in budget.limits:
                 remaining = max(0, limit.amount - limit.amount_in(usage))
@@ -217,7 +217,7 @@ class Charge:
         for budget in self.budgets:
             if budget.is_soft:
                 continue
-            usage = self._teller.ledger.read(budget.row, today)
+            usage = self._admission.ledger.read(budget.row, today)
             for limit in budget.limits:
                 unit = MEASURES[limit.measure]
                 if unit in _COMMON_UNITS:
@@ -230,7 +230,7 @@ class Charge:
         return "; ".join(
             f"{budget.owner} has used {limit.usage_text(usage)}"
             for budget in self.budgets
-            for usage in (self._teller.ledger.read(budget.row, today),)
+            for usage in (self._admission.ledger.read(budget.row, today),)
             for limit in budget.limits
             if budget.is_warned(limit, usage)
         )

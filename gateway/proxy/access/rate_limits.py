@@ -200,10 +200,10 @@ class RateLimiter:
     """Accounts of all keys with limits. Only the event loop that serves requests calls these
     methods."""
 
-    def __init__(self, teller: BudgetAdmission | None = None) -> None:
-        """teller: the teller of budgets; None where no key has one."""
+    def __init__(self, budget_admission: BudgetAdmission | None = None) -> None:
+        """budget_admission: None where no key has a budget."""
         self._accounts: dict[bytes, KeyUsage] = {}
-        self.teller = teller
+        self.budget_admission = budget_admission
 
     def admit(
         self,
@@ -228,17 +228,17 @@ class RateLimiter:
         if account is None:
             account = self._accounts[digest] = self._open_account(digest, key.limit, now)
         account.admit(shape, now)
-        if not key.limit.budgets or not model or self.teller is None:
+        if not key.limit.budgets or not model or self.budget_admission is None:
             return Permit(account, shape)
         # Media count as text here, and would be more tokens than any request has.
         context_tokens = context_tokens or _MAX_TOKENS
         prompt_tokens = min(asked_bytes // TEXT_BYTES, context_tokens)
         try:
-            charge = self.teller.admit(key.limit.budgets, model, prompt_tokens)
+            charge = self.budget_admission.admit(key.limit.budgets, model, prompt_tokens)
         except BaseException as error:
             account.finish(0, now)
             if isinstance(error, QuotaExhausted):
-                charge = Charge(self.teller, key.limit.budgets, model, NO_AMOUNTS)
+                charge = Charge(self.budget_admission, key.limit.budgets, model, NO_AMOUNTS)
                 quotas = (*account.quotas(now), *charge.quotas())
                 error.headers = tight_headers(quotas, shape) + budget_headers(charge, shape)
             raise

@@ -65,7 +65,7 @@ class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
 class NewCertificate(msgspec.Struct, frozen=True, tag=True):
     """The certificate that workers use from now on.
 
-    `gateway.tls.CertificatePair`: the contents of a pair that fits.
+    `gateway.proxy.tls.CertificatePair`: the contents of a pair that fits.
     """
 
     chain: bytes

@@ -56,9 +56,9 @@ class SharedRateLimiter(RateLimiter):
     """The limiter of a worker. `rows`: by digest of the key, assigned by the control process."""
 
     def __init__(
-        self, memory: SharedMemory, worker: int, teller: BudgetAdmission | None = None
+        self, memory: SharedMemory, worker: int, budget_admission: BudgetAdmission | None = None
     ) -> None:
-        super().__init__(teller)
+        super().__init__(budget_admission)
         self.rows: Mapping[bytes, int] = {}
         self._memory = memory
         self._worker = worker

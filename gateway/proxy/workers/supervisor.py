@@ -37,7 +37,7 @@ from gateway.proxy.limits import Limits
 from gateway.proxy.metrics.counters import METRICS, Sample
 from gateway.proxy.metrics.usage_counter import UsageCounter
 from gateway.proxy.routing.in_flight import RequestsInFlight, merge
-from gateway.proxy.shared_memory import SharedMemory
+from gateway.proxy.tls import CertificatePair
 from gateway.proxy.workers.channel import (
     REPORT_S,
     Channel,
@@ -56,10 +56,10 @@ from gateway.proxy.workers.channel import (
 )
 from gateway.proxy.workers.published_routes import PublishedRoutes
 from gateway.proxy.workers.shared_limits import LimitRows
+from gateway.proxy.workers.shared_parts import SharedParts
 from gateway.proxy.workers.sockets import inner_path, short_path
 from gateway.settings import Settings
 from gateway.supervision import SupervisedTask
-from gateway.tls import CertificatePair
 
 log = Logger("fitserve.workers")
 
@@ -104,18 +104,18 @@ class Workers:
         settings: Settings,
         limits: Limits,
         keys: Keys,
-        memory: SharedMemory,
-        listeners: list[list[socket.socket]],
-        control: Path,
+        *,
+        shared_parts: SharedParts,
         usage: UsageCounter,
+        prices: Prices,
+        on_spans: Callable[[tuple[tuple[Any, ...], ...]], object] | None = None,
     ) -> None:
         """limits: the limits of the whole gateway.
-        memory: shared by workers.
-        listeners: the listening sockets of each worker.
-        control: path of the control process's socket.
         usage: gets their counts.
+        on_spans: called with the spans of each report; None: traces are off.
         """
-        self.control = control
+        memory = shared_parts.memory
+        self.control = shared_parts.control
         self.routes = PublishedRoutes(self)
         self._settings = settings
         self._usage = usage
@@ -133,14 +133,12 @@ class Workers:
         self._running_workers: dict[int, _Worker] = {}
         # Counts of workers that have ended.
         self._counted_requests: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._listeners = listeners
+        self._listeners = shared_parts.listeners
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: SupervisedTask | None = None
         self._drain_event = asyncio.Event()
-        self.prices = Prices()
-        self.trace_ratio: float | None = None
-        self.on_spans: Callable[[tuple[tuple[Any, ...], ...]], object] = lambda _: None
-        """Called with the spans of each report."""
+        self._prices = prices
+        self._on_spans = on_spans
         self.was_handed_over = False  # another gateway has the control socket
 
     # --- called by the application ---
@@ -362,8 +360,8 @@ class Workers:
             tls=self._tls,
             routes=build_route_message(self.routes.table),
             keys=build_key_message(self._keys, self._rows),
-            prices=self.prices,
-            trace_ratio=self.trace_ratio,
+            prices=self._prices,
+            trace_ratio=None if self._on_spans is None else settings.request_trace_ratio,
         )
 
     async def _read_reports(self, worker: _Worker) -> None:
@@ -389,7 +387,8 @@ class Workers:
                 worker.kept_places = report.kept_places
                 worker.samples = worker.samples if report.samples is None else report.samples
                 self._usage.add(report.usage)
-                self.on_spans(report.spans)
+                if self._on_spans is not None:
+                    self._on_spans(report.spans)
                 self._merge_report(worker, report)
 
     def _merge_report(self, worker: _Worker, report: Report) -> None:

@@ -37,6 +37,7 @@ from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.metrics.request_metrics import request_metrics
 from gateway.proxy.ollama.ollama_app import OllamaApp
 from gateway.proxy.shared_memory import SharedMemory
+from gateway.proxy.tls import CertificatePair, server_context
 from gateway.proxy.uvicorn_config import uvicorn_config
 from gateway.proxy.workers.channel import (
     REPORT_S,
@@ -57,7 +58,6 @@ from gateway.proxy.workers.shared_limits import SharedRateLimiter
 from gateway.proxy.workers.shared_routes import SharedRoutes, table_from
 from gateway.proxy.workers.sockets import inner_path, listen_at
 from gateway.supervision import SupervisedTask
-from gateway.tls import CertificatePair, server_context
 
 log = logging.getLogger("fitserve.worker")
 
@@ -80,8 +80,9 @@ class Worker:
         self.metrics = request_metrics(
             has_access_log=begin.access_log, trace_ratio=begin.trace_ratio
         )
-        self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
-        self.plane.limiter = self.limiter
+        self.plane = DataPlane(
+            self.routes, self.keys, begin.limits, self.metrics, limiter=self.limiter
+        )
         self.drain: Callable[[float], object] = lambda _: None
         self._index = index
         self._tables = 0

@@ -52,6 +52,9 @@ class PageToken:
     can_end: bool
 
 
+PersonBudgets = Callable[[str, Collection[str]], tuple[KeyBudget, ...]]
+
+
 class Identities:
     """Finds the caller of a request that sends no key.
 
@@ -70,15 +73,23 @@ class Identities:
         self.provider = provider
         self.proxy = proxy
         self.attempts = LoginAttempts()
-        self.on_change: Callable[[], object] = lambda: None
-        """Called after each change of the valid tokens."""
-        self.budgets_of: Callable[[str, Collection[str]], tuple[KeyBudget, ...]] = lambda *_: ()
-        """Gives the budgets of a person, by name in lists and groups; it may write to the disk."""
         self._keys = keys
         self._roles = roles
         self._session_s = session_s
         self._sessions = Sessions()
         self._login_tokens = LoginTokens()
+        self._person_budgets: PersonBudgets = lambda *_: ()
+        self._on_change: Callable[[], object] = lambda: None
+
+    def adopt_keyring(self, person_budgets: PersonBudgets, on_change: Callable[[], object]) -> None:
+        """Take the functions that exist once the stored keys are loaded.
+
+        person_budgets: the budgets of a person, by name in lists and groups; it may write to the
+            disk.
+        on_change: called after each change of the valid tokens.
+        """
+        self._person_budgets = person_budgets
+        self._on_change = on_change
 
     async def caller(
         self, headers: Headers, need: Scope, peer: str, address: str | None = None
@@ -128,7 +139,7 @@ class Identities:
         session = self._sessions.close(cookie)
         if session is not None:
             self._keys.close_sessions(session.person.key_name)
-            self.on_change()
+            self._on_change()
         return session
 
     def check_page(self, headers: Headers, address: str) -> None:
@@ -154,11 +165,11 @@ class Identities:
             ends_at = min(ends_at, session.ends_at)
         else:
             raise Unauthorized("Nobody is signed in.", hint="Sign in, or send a key.")
-        budgets = await asyncio.to_thread(self.budgets_of, person.key_name, person.groups)
+        budgets = await asyncio.to_thread(self._person_budgets, person.key_name, person.groups)
         if session is not None and (cookie is None or self._sessions.find(cookie) is None):
             raise Unauthorized("The session has ended.", hint="Sign in, or send a key.")
         key = self._keys.open_session(person.key_name, scopes, ends_at, budgets)
-        self.on_change()
+        self._on_change()
         return PageToken(key, person.name, scopes, ends_at, can_end=session is not None)
 
 

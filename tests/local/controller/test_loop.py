@@ -420,12 +420,12 @@ async def test_a_batch_that_kills_the_engine_is_met_before_traffic(tmp_path: Pat
 async def test_an_engine_that_hangs_behind_a_good_health_is_replaced(tmp_path: Path) -> None:
     lines: list[str] = []
 
-    def hanging(spec: LaunchSpec) -> EngineScript:
+    def hanging_script(spec: LaunchSpec) -> EngineScript:
         lines.append(spec.name)
         # Verification asks three times; the first one of a client is never answered.
         return EngineScript(model=spec.model, hang_after=3 if len(lines) == 1 else None)
 
-    async with running(tmp_path, hanging, hang_after_s=0.6) as gateway:
+    async with running(tmp_path, hanging_script, hang_after_s=0.6) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         answer = await gateway.client.post(

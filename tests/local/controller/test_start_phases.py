@@ -60,8 +60,8 @@ async def wait_until_listed(gateway: Running, words: str) -> None:
     assert (await gateway.show("m"))["replicas"][0]["busy_with"]
 
 
-async def looked_at(clock: Clock) -> None:
-    """Once whoever goes by this clock has looked at it again."""
+async def await_looks(clock: Clock) -> None:
+    """Wait until the loop has read this clock several times."""
     looks = clock.looks
     await until(lambda: clock.looks > looks + 3)
 
@@ -138,7 +138,7 @@ async def test_a_pull_that_moves_may_take_longer_than_the_patience(
         for word in words:
             await wait_until_listed(gateway, word)
             clock.now += 1700
-            await looked_at(clock)
+            await await_looks(clock)
             pull.go_on()
         view = await gateway.until("m", "ready")
         assert len(view["attempts"]) == 1
@@ -155,7 +155,7 @@ async def test_a_stalled_pull_fails_with_its_last_progress_and_is_repeated(
         await gateway.add("m", model_folder(tmp_path / "model"))
         await wait_until_listed(gateway, "3 of 10 GiB")
         clock.now += 1700
-        await looked_at(clock)
+        await await_looks(clock)
         pull.go_on()  # the same words again are not progress
         clock.now += 200
         view = await gateway.until("m", "ready")
@@ -180,7 +180,7 @@ async def test_an_engine_that_prints_may_take_longer_than_the_patience(
             engine.say(line := f"INFO shard {number}")
             await until(lambda line=line: log_file.exists() and line in log_file.read_text())  # type: ignore[misc]
             clock.now += 1700
-            await looked_at(clock)
+            await await_looks(clock)
         async with FakeEngine(
             EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port
         ):
@@ -201,9 +201,9 @@ async def test_an_engine_that_prints_nothing_is_given_up(
                     f"-a{attempt + 1}" in name for name in gateway.world.engines
                 )
             )
-            await looked_at(clock)
+            await await_looks(clock)
             clock.now += 1700
-            await looked_at(clock)
+            await await_looks(clock)
             assert len((await gateway.show("m"))["attempts"]) == attempt + 1
             clock.now += 200
         # The plan, and one conservative try; then it says why and stops: never the same plan for

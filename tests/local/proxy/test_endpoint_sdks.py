@@ -119,7 +119,8 @@ TABLE: dict[str, bytes] = {
 
 class Engine(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    exchanges: list[tuple[str, bytes, str]] = []  # noqa: RUF012 - one list for all connections is the point
+    # One list for all connections is the point.
+    exchanges: list[tuple[str, bytes, str]] = []  # noqa: RUF012
 
     def do_POST(self) -> None:
         body = (

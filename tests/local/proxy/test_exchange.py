@@ -731,7 +731,7 @@ async def says_so_in_pieces(call: Call) -> None:
     await call.send(DEAD)
 
 
-async def begins_to_say_so(call: Call) -> None:
+async def break_off_error(call: Call) -> None:
     await call.send(
         b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length:"
         b" %d\r\n\r\n" % len(DEAD)
@@ -740,7 +740,7 @@ async def begins_to_say_so(call: Call) -> None:
     call.close()
 
 
-DEATHS = (closes, says_that_it_dies, says_so_in_pieces, begins_to_say_so)
+DEATHS = (closes, says_that_it_dies, says_so_in_pieces, break_off_error)
 
 
 @pytest.mark.parametrize("death", DEATHS)

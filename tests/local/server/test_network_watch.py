@@ -60,7 +60,7 @@ class Machines:
 
 
 @asynccontextmanager
-async def watching(
+async def open_watch(
     machines: Machines, folder: Path, is_busy: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[tuple[NetworkWatch, Store]]:
     async def ask() -> bool:
@@ -85,7 +85,7 @@ async def test_each_pair_is_measured_once_and_one_at_a_time(
     tmp_path: Path, anyio_backend: str
 ) -> None:
     machines = Machines(3)
-    async with watching(machines, tmp_path) as (watch, store):
+    async with open_watch(machines, tmp_path) as (watch, store):
         await watch.settle()
         assert knowledge(store, machines.nodes) == [True] * 3
         machines.nodes.append(node(3))
@@ -93,7 +93,7 @@ async def test_each_pair_is_measured_once_and_one_at_a_time(
         await watch.settle()
         assert knowledge(store, machines.nodes) == [True] * 6
         assert len(watch.links) == 6
-    async with watching(machines, tmp_path) as (watch, _):
+    async with open_watch(machines, tmp_path) as (watch, _):
         await watch.settle()
     assert len(machines.measured_pairs) == len(set(machines.measured_pairs)) == 6
     assert machines.most_under_way == 1
@@ -110,7 +110,7 @@ async def test_nothing_is_measured_while_requests_are_at_work(
         looks += 1
         return looks < 4
 
-    async with watching(machines, tmp_path, is_busy) as (watch, store):
+    async with open_watch(machines, tmp_path, is_busy) as (watch, store):
         # A plan does not wait for the requests.
         await watch.settle()
         assert machines.measured_pairs == []
@@ -124,7 +124,7 @@ async def test_a_pair_that_cannot_be_measured_stays_unknown_and_holds_nothing_up
 ) -> None:
     machines = Machines(2)
     machines.problem = "a firewall is between them"
-    async with watching(machines, tmp_path) as (watch, store):
+    async with open_watch(machines, tmp_path) as (watch, store):
         await watch.settle()
         machines.on_change()
         await watch.settle()
@@ -147,7 +147,7 @@ async def test_the_problem_of_a_pair_is_logged_once_until_it_changes(
 
     with capture_logs() as lines:
         machines.problem = "a firewall is between them"
-        async with watching(machines, tmp_path) as (watch, store):
+        async with open_watch(machines, tmp_path) as (watch, store):
             while not watch.links:
                 await asyncio.sleep(0)
             await try_with("a firewall is between them")
@@ -170,7 +170,7 @@ async def test_the_problem_of_a_pair_is_logged_once_until_it_changes(
 async def test_a_cluster_without_machines_holds_no_plan_up(
     tmp_path: Path, anyio_backend: str
 ) -> None:
-    async with watching(Machines(0), tmp_path) as (watch, _):
+    async with open_watch(Machines(0), tmp_path) as (watch, _):
         await watch.settle()
         assert not watch.links
 

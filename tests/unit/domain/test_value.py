@@ -35,8 +35,8 @@ def test_no_field_has_a_pattern_that_takes_megabytes() -> None:
     literal = re.compile(r"r?['\"]")
     wrong = {
         path: pattern
-        for path, all_said in patterns_by_file.items()
-        for pattern in all_said
+        for path, file_patterns in patterns_by_file.items()
+        for pattern in file_patterns
         if WIDE.search(pattern) or not literal.match(pattern)
     }
     assert not wrong, "take a `Form` of gateway.domain.value"

@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 import pytest
 
-from gateway.domain import AttentionGroup, Choice, Engine, LayerAttention, Plan, Scalar
+from gateway.domain import AttentionGroup, Choice, Decision, Engine, LayerAttention, Plan, Scalar
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
+from gateway.engines.common.code_sources import CodeSources
 from gateway.engines.common.span import Rendezvous
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
@@ -31,6 +32,17 @@ class ToyKind:
 
     env_prefixes = ("TOY_",)
     stage_layers_env = "TOY_STAGE_LAYERS"
+    disabled_kernels_env = "TOY_PASSED_OVER"
+    whole_tower_flag: tuple[str, Scalar] = ("toy-whole-tower", True)
+    code_sources = CodeSources(
+        auto_dtype="toy/dtype.py",
+        bfloat16="toy/gpu.py",
+        other_dtype="toy/gpu.py",
+        ranks="toy/ranks.py",
+        stages="toy/stages.py",
+        unlike_ranks="planner",
+        expert_adapters="planner",
+    )
     limits_answers = False
     thoughts = "reasoning"
     classify_path = "/classify"
@@ -133,16 +145,20 @@ def profiles_with_a_third_kind(folder: Path) -> Profiles:
     return Profiles(folder)
 
 
-def make_plan(
-    profiles: Profiles, engine: Engine, hardware: str = "2x3090", **fields: object
-) -> Plan:
+def decision_of(profiles: Profiles, engine: Engine, hardware: str, **fields: object) -> Decision:
     return decide(
         published_model("llama-3.1-8b"),
         profiles.hardware(hardware),
         [engine],
         wish(**fields),
         rules=profiles.rules([engine]),
-    ).plans[0]
+    )
+
+
+def make_plan(
+    profiles: Profiles, engine: Engine, hardware: str = "2x3090", **fields: object
+) -> Plan:
+    return decision_of(profiles, engine, hardware, **fields).plans[0]
 
 
 @pytest.fixture
@@ -164,6 +180,11 @@ def test_a_third_kind_has_conventions_of_its_own(toy: Profiles) -> None:
     assert engine_kind("toy").adapter_name("base", "sql") == "base/sql"
     assert rules_without_files("toy").stage_layers_env == "TOY_STAGE_LAYERS"
     assert [*engine_kind("toy").stage_remainder(4, 2)] == [0, 1]
+
+
+def test_refusals_of_a_third_kind_name_its_own_code(toy: Profiles) -> None:
+    decision = decision_of(toy, toy.engine("toy==1.0.0"), "3x3090", tensor_parallel=3)
+    assert {rejected.source for rejected in decision.rejected} == {"toy/ranks.py"}
 
 
 def test_a_kind_that_is_not_registered_is_planned_like_vllm(tmp_path: Path) -> None:

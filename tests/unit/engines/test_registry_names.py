@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ ENGINES = ROOT / "gateway/engines"
 HOMES = (ENGINES / "registry.py", *(ENGINES / name for name in KINDS))
 # Methods that compare a text with their arguments, or look it up.
 COMPARING = {"startswith", "endswith", "get", "removeprefix", "removesuffix", "index", "count"}
+PLANNER = ROOT / "gateway/planner"
+# Folders of the engines' code, whose places `code_sources` of a kind have; engines/vllm is ours.
+PACKAGES = {"vllm", "sglang", "srt"}
+PREFIXES = {prefix for entry in KINDS.values() for prefix in entry.kind.env_prefixes}
+OF_A_KIND = re.compile(
+    rf"(?<![\w/])(?:(?:{'|'.join(PACKAGES)})[/#]\w[\w/.]*|(?:{'|'.join(PREFIXES)})[A-Z]\w+)"
+)
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -66,6 +74,42 @@ def test_no_code_compares_with_the_name_of_a_kind() -> None:
         for line, names in comparisons(nodes_of(path))
     ]
     assert not wrong, "\n".join(["ask the engine's contract instead:", *wrong])
+
+
+def test_the_planner_names_no_variable_and_no_source_of_a_kind() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {match.group()}"
+        for path in sorted(PLANNER.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in OF_A_KIND.finditer(line)
+    ]
+    assert not wrong, "\n".join(["the kind's contract or its code_sources.py has these:", *wrong])
+
+
+def test_the_sources_of_every_kind_are_in_its_own_code() -> None:
+    for name, entry in KINDS.items():
+        own_package = f"{name.partition('-')[0]}/"
+        for source in entry.kind.code_sources:
+            assert source in ("", "planner") or source.startswith(own_package), name
+            assert source in ("", "planner") or OF_A_KIND.match(source), source
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'env.get("VLLM_DISABLED_KERNELS")',
+        "# SGLANG_PP_LAYER_PARTITION splits",
+        'source = "vllm/platforms/cuda.py"',
+        "in srt/server_args.py",
+        'source="vllm#49949"',
+    ],
+)
+def test_every_form_of_a_place_or_variable_is_found(text: str) -> None:
+    assert OF_A_KIND.search(text)
+
+
+def test_folders_of_this_package_are_not_places_of_an_engine() -> None:
+    assert not OF_A_KIND.search("see engines/vllm/memory.py of vLLM 0.33.0")
 
 
 def test_no_module_imports_from_the_folder_of_a_kind() -> None:

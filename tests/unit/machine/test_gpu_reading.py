@@ -8,7 +8,7 @@ from gateway.machine.gpu_reading import GpuReading, read
 from tests.support.fake_nvml import MIB, FakeNvml, gb10, two_3090
 
 
-def reading(nvml: FakeNvml, number: int = 0) -> GpuReading:
+def read_card(nvml: FakeNvml, number: int = 0) -> GpuReading:
     nvml.nvmlInit()
     return read(nvml, nvml.nvmlDeviceGetHandleByIndex(number), number, None)
 
@@ -16,7 +16,7 @@ def reading(nvml: FakeNvml, number: int = 0) -> GpuReading:
 def test_a_card_tells_all_in_the_units_of_its_names() -> None:
     nvml = two_3090()
     nvml.cards[1].use, nvml.cards[1].temperature, nvml.cards[1].power = 87, 71, 342_500
-    assert reading(nvml, 1) == GpuReading(
+    assert read_card(nvml, 1) == GpuReading(
         index=1,
         name="NVIDIA GeForce RTX 3090",
         use=0.87,
@@ -29,13 +29,13 @@ def test_a_card_tells_all_in_the_units_of_its_names() -> None:
 
 
 def test_a_reading_that_a_card_lacks_is_unknown() -> None:
-    gpu_reading = reading(gb10())
+    gpu_reading = read_card(gb10())
     assert (gpu_reading.used_bytes, gpu_reading.total_bytes, gpu_reading.use) == (None, None, 0.0)
     nvml = two_3090()
     nvml.cards[0].use = nvml.cards[0].temperature = nvml.cards[0].power = nvml.cards[
         0
     ].power_limit = None
-    gpu_reading = reading(nvml)
+    gpu_reading = read_card(nvml)
     assert (
         gpu_reading.use,
         gpu_reading.temperature_c,
@@ -63,4 +63,4 @@ def test_a_reading_that_a_card_lacks_is_unknown() -> None:
 def test_lowered_clocks_say_why(bits: int, reasons: tuple[str, ...]) -> None:
     nvml = two_3090()
     nvml.cards[0].throttles = bits
-    assert reading(nvml).throttled == reasons
+    assert read_card(nvml).throttled == reasons

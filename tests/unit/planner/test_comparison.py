@@ -22,7 +22,7 @@ DECISION = decide(
     wish(),
     rules=PROFILES.rules(ENGINES),
     gpus=PROFILES.gpus,
-    speed_knowledge=PROFILES.pace,
+    speed_knowledge=PROFILES.speed_knowledge,
 )
 
 
@@ -95,7 +95,7 @@ def test_throughput_and_a_large_model_fill_the_machine() -> None:
         wish(),
         rules=PROFILES.rules(ENGINES[:1]),
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     )
     assert gpus_of(large.plans[0]) == 8
 
@@ -109,7 +109,7 @@ def plans_with(**fields: Any) -> tuple[Plan, ...]:
         wish(**fields),
         rules=PROFILES.rules(ENGINES[:1]),
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     ).plans
 
 
@@ -121,7 +121,7 @@ def test_the_refusal_of_fewer_gpus_needs_no_plan_of_them() -> None:
         wish(min_context=131072, gpus=2),
         rules=PROFILES.rules(ENGINES[:1]),
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     )
     assert large.plans
     assert gpus_of(large.plans[0]) == 2

@@ -44,7 +44,11 @@ def test_a_cell_has_the_expected_speed_of_a_single_request() -> None:
     engine = profiles.engine(VLLM_REF)
     machine = profiles.hardware("3090")
     decision = decide(
-        published_model("llama-3.1-8b"), machine, [engine], wish(), speed_knowledge=profiles.pace
+        published_model("llama-3.1-8b"),
+        machine,
+        [engine],
+        wish(),
+        speed_knowledge=profiles.speed_knowledge,
     )
     (cell,) = cells(decision, [VLLM_REF])
     speed = decision.plans[0].speed

@@ -76,7 +76,7 @@ def make_decision(
         PROFILES.facts,
         rules=PROFILES.rules(engine_list),
         drafter=drafter,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     )
 
 

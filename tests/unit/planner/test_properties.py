@@ -515,12 +515,12 @@ def test_the_order_of_two_plans_does_not_depend_on_a_third(
         wish,
         rules=RULES,
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     ).plans
     kept_plans = [plan for plan in plans if data.draw(st.booleans())]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
     planning_input = PlanningInput(
-        spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace
+        spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.speed_knowledge
     )
     permutation = data.draw(st.permutations(kept_plans))
     assert [plan.fingerprint for plan in rank_plans(planning_input, permutation, order)] == [

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.domain import Engine, Flag, Memory
 from gateway.engines.common.kernels.linear import LinearRules
-from gateway.engines.common.refusal import RefusalError, VariantEvidence
+from gateway.engines.common.refusal import RefusalError, RepairHint, VariantEvidence
 from gateway.engines.common.variant import Variant
 from gateway.engines.vllm.engine import VllmRules
 from gateway.planner.repairs import has, longer_variants, repairs
@@ -78,7 +78,11 @@ def test_a_failed_plan_gets_one_conservative_try() -> None:
 
 def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     refusal = RefusalError(
-        "known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin"
+        "known_bad",
+        "Marlin fails",
+        "fact",
+        layer="model.layers.*.mlp.down_proj",
+        repair=RepairHint("Marlin"),
     )
     variants = cures(refusal)
     assert [(variant.disabled, variant.backends) for variant in variants] == [(("Marlin",), ())]
@@ -100,7 +104,8 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
         # A stand-in that fails is not repaired: the other one is looked at anyway.
         assert not any(cures(second, variant) for variant in backend_variants)
     second_cures = cures(
-        RefusalError("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), variants[0]
+        RefusalError("known_bad", "Triton fails", "fact", layer="x", repair=RepairHint("Triton")),
+        variants[0],
     )
     assert second_cures[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, engine_=engine()) == []
@@ -108,7 +113,11 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
 
 def test_the_backend_is_the_part_of_experts_that_changes() -> None:
     refusal = RefusalError(
-        "runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN"
+        "runtime_fail",
+        "crash",
+        "profile",
+        layer="model.layers.*.mlp.experts.w2",
+        repair=RepairHint("MARLIN"),
     )
     variants = cures(refusal, Variant(tp=2))
     assert ("moe-backend", "triton") in {pair for variant in variants for pair in variant.backends}
@@ -126,7 +135,9 @@ def test_a_layer_without_a_kernel_may_get_one_in_float16() -> None:
 
 
 def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights() -> None:
-    refusal = RefusalError("no_memory", "too large", "memory model", may_shrink_cache=True)
+    refusal = RefusalError(
+        "no_memory", "too large", "memory model", repair=RepairHint(may_shrink_cache=True)
+    )
     variants = cures(refusal)
     assert changes(variants) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
     # Where the weights alone are too large, a smaller cache does not help.

@@ -33,7 +33,7 @@ def make_decision(
         wish(**wishes),
         facts,
         rules=PROFILES.rules(engines),
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     )
 
 
@@ -98,7 +98,7 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
         engines,
         wish(),
         rules=PROFILES.rules(engines),
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
         gpus=PROFILES.gpus,
     ).plans[0]
     assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.quantization.value) == (
@@ -322,7 +322,7 @@ def test_memory_for_many_requests_is_looked_for_if_many_are_to_be_served() -> No
     model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     options: dict[str, Any] = {
         "rules": PROFILES.rules(engines),
-        "speed_knowledge": PROFILES.pace,
+        "speed_knowledge": PROFILES.speed_knowledge,
         "gpus": PROFILES.gpus,
     }
     small_batch, large_batch = (
@@ -376,7 +376,7 @@ def test_unlike_gpus_get_stages_by_memory_and_speed(
     pair = PROFILES.hardware("5090+3090")
     options: dict[str, Any] = {
         "rules": PROFILES.rules([engine]),
-        "speed_knowledge": PROFILES.pace,
+        "speed_knowledge": PROFILES.speed_knowledge,
         "gpus": PROFILES.gpus,
     }
     plans = decide(spec, pair, [engine], wish(), **options).plans

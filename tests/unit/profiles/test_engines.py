@@ -353,8 +353,8 @@ def test_users_give_free_text_only_to_flags_that_were_reviewed(ref: str) -> None
 @pytest.mark.parametrize("ref", REFS)
 def test_no_variable_of_users_names_a_place_a_key_or_a_plugin(ref: str) -> None:
     pattern = (
-        r"_(PATH|DIR|FILE|FOLDER|ROOT|URL|HOST|IP|PORT|KEY|PLUGINS|RPC|S3|LOGGING|USAGE|TRACK|ALLOW)"
-        r"(_|$)"
+        r"_(PATH|DIR|FILE|FOLDER|ROOT|URL|HOST|IP|PORT|KEY|PLUGINS|RPC|S3|LOGGING|USAGE|TRACK"
+        r"|ALLOW)(_|$)"
     )
     assert [name for name in PROFILES.engine(ref).user_env if re.search(pattern, name)] == []
 

@@ -22,7 +22,7 @@ def test_a_missing_folder_of_profiles_is_reported(
     assert "Install fitserve again" in (refusal.value.hint or "")
 
 
-@pytest.mark.parametrize("name", ["pace", "xids"])
+@pytest.mark.parametrize("name", ["speed_knowledge", "xids"])
 def test_a_missing_file_of_the_profiles_is_reported(tmp_path: Path, name: str) -> None:
     profiles = Profiles(roots=(tmp_path,))
     with pytest.raises(SettingsError, match=f"yaml is missing: {tmp_path}"):

@@ -10,7 +10,8 @@ from gateway.proxy.metrics.access_log import AccessLog
 from gateway.proxy.routing.model_route import ModelRoute, RoutedReplica
 from gateway.proxy.routing.route_table import RouteTable
 from gateway.proxy.shared_memory import SharedMemory
-from gateway.server.app import Shared, build_front
+from gateway.proxy.workers.shared_parts import SharedParts
+from gateway.server.app import build_front
 from gateway.settings import Settings
 
 
@@ -37,7 +38,7 @@ def test_the_settings_choose_metrics_with_or_without_a_log(tmp_path: Path, logge
 
 
 def test_a_front_with_workers_publishes_its_table_to_them(tmp_path: Path) -> None:
-    shared_parts: Shared = (SharedMemory(), [], tmp_path / "control.sock")
+    shared_parts = SharedParts(SharedMemory(), [], tmp_path / "control.sock")
     front = build_front(Settings(data_dir=tmp_path, workers=2), shared_parts=shared_parts)
     assert front.workers is not None
     assert front.routes is front.workers.routes

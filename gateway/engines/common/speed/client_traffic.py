@@ -123,7 +123,7 @@ class ClockTables(NamedTuple):
     """Knowledge that the expected duration of a plan's work follows from."""
 
     gpus: GpuTable
-    pace: SpeedKnowledge
+    speed_knowledge: SpeedKnowledge
     facts: Sequence[Fact]
 
 
@@ -139,7 +139,7 @@ def build_clock(
 
     Raises BadModel.
     """
-    gpu_table, pace, facts = tables
+    gpu_table, speed_knowledge, facts = tables
     gpu_by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
     gpus = [gpu_by_uuid[uuid] for uuid in plan.gpus if uuid in gpu_by_uuid]
     if (
@@ -173,20 +173,19 @@ def build_clock(
         layer_kernels=plan.kernels,
         gpus=gpu_table,
         traits=engine.traits,
-        table=pace.table,
+        table=speed_knowledge.table,
     )
     links = {frozenset((link.a, link.b)): link for link in machine.links}
+    measurements = MachineMeasurements(facts)
     local_machine = build_machine(
-        gpus, links, pace, MachineMeasurements(facts), has_direct_links=plan.custom_all_reduce.value
+        gpus, links, speed_knowledge, measurements, has_direct_links=plan.custom_all_reduce.value
     )
-    graphs = pace.table.graphs(
+    graphs = speed_knowledge.table.graphs(
         engine.kind, engine.version, plan.max_num_seqs.value, is_eager=plan.enforce_eager.value
     )
-    return (
-        StepClock(work, local_machine, pace.table.kind_table(engine.kind), graphs)
-        if local_machine
-        else None
-    )
+    if local_machine is None:
+        return None
+    return StepClock(work, local_machine, speed_knowledge.table.kind_table(engine.kind), graphs)
 
 
 def learn_from_traffic(

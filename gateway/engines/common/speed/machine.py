@@ -1,6 +1,6 @@
 """Speed of a GPU and its links, and the share of it that engines reach. Pure.
 
-build_machine(gpus, links, pace, measured, direct=...) -> Machine
+build_machine(gpus, links, speed_knowledge, measured, direct=...) -> Machine
 
 Shares were fitted to the peaks of data sheets. A measurement on this machine replaces a peak,
 scaled to the share that the reference card reached (`ReferenceFigures`).
@@ -235,7 +235,7 @@ NO_MEASUREMENTS = MachineMeasurements()
 def build_machine(
     gpus: Sequence[Gpu],
     links: Mapping[frozenset[int], Link],
-    pace: SpeedKnowledge,
+    speed_knowledge: SpeedKnowledge,
     measured_rates: MachineMeasurements = NO_MEASUREMENTS,
     *,
     has_direct_links: bool,
@@ -249,7 +249,7 @@ def build_machine(
     for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
     peaks = [
-        _read_peaks(gpu, pace, measured_rates)
+        _read_peaks(gpu, speed_knowledge, measured_rates)
         for gpu in (gpus if measured_rates else kinds.values())
     ]
     known_peaks = [peak for peak in peaks if peak is not None]
@@ -260,7 +260,7 @@ def build_machine(
         link is not None and link.nvlinks
         for link in (links.get(_ends(*pair)) for pair in combinations(gpus, 2))
     )
-    reference = pace.table.reference
+    reference = speed_knowledge.table.reference
     reduce = measured_rates.all_reduce(gpus, links) if len(gpus) > 1 else None
     if reduce is not None and (
         not (reference and reference.nvlink)
@@ -272,7 +272,7 @@ def build_machine(
     wire = (
         _wire(
             gpus,
-            pace.table,
+            speed_knowledge.table,
             reduce,
             slowest.card,
             is_joined=is_joined,
@@ -359,10 +359,10 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 
 
 def _read_peaks(
-    gpu: Gpu, pace: SpeedKnowledge, measured_rates: MachineMeasurements
+    gpu: Gpu, speed_knowledge: SpeedKnowledge, measured_rates: MachineMeasurements
 ) -> _Peaks | None:
-    card = pace.cards.card(gpu.name, gpu.total_bytes)
-    reference = pace.table.reference
+    card = speed_knowledge.cards.card(gpu.name, gpu.total_bytes)
+    reference = speed_knowledge.table.reference
     default_part = 1.0 if card is None else None
     flops = _peak_rates(card) if card else {}
     days: dict[str, str] = {}

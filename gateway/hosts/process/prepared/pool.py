@@ -25,10 +25,9 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from gateway import open_files
 from gateway.domain import PreparedView, Value
 from gateway.domain.units import GIB
-from gateway.hosts.process import procfs
+from gateway.hosts.process import open_files, procfs
 from gateway.hosts.process.instance_records import Record
 from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine
 from gateway.hosts.process.prepared.process_start import ProcessStart, matches_environment

@@ -99,7 +99,7 @@ async def test_a_repository_is_downloaded_before_it_is_added(tmp_path: Path) -> 
 async def test_a_conversation_runs_in_a_terminal(tmp_path: Path) -> None:
     record = tmp_path / "asked"
 
-    def thinking(spec: LaunchSpec) -> EngineScript:
+    def thinking_script(spec: LaunchSpec) -> EngineScript:
         return script(spec, thinks="Well, now.", record=record)
 
     def conversation(url: str) -> str:
@@ -120,7 +120,7 @@ async def test_a_conversation_runs_in_a_terminal(tmp_path: Path) -> None:
             assert terminal.wait_for_exit() == 0
             return terminal.output
 
-    async with running(tmp_path, thinking) as gateway:
+    async with running(tmp_path, thinking_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         screen = await asyncio.to_thread(conversation, gateway.url)

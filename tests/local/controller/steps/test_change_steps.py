@@ -37,7 +37,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, max_model_len=400_000)
 
 
-def failing(context: int) -> Any:
+def gibberish_script(context: int) -> Any:
     """Engines with this context say nonsense."""
 
     def script(spec: LaunchSpec) -> EngineScript:
@@ -154,7 +154,7 @@ async def test_the_old_engine_drains_first_without_room_and_requests_wait(tmp_pa
 async def test_the_old_wish_is_in_force_again_if_the_new_one_fails(
     tmp_path: Path, hardware: str
 ) -> None:
-    async with running(tmp_path, failing(256), hardware=machine(hardware)) as gateway:
+    async with running(tmp_path, gibberish_script(256), hardware=machine(hardware)) as gateway:
         await on_gpus(gateway, tmp_path)
         async with clients(gateway):
             await change(gateway, max_context=256)
@@ -264,7 +264,7 @@ async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_pat
 
 
 async def test_a_model_that_never_served_takes_the_new_wish_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path, failing(512)) as gateway:
+    async with running(tmp_path, gibberish_script(512)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), max_context=512)
         async with asyncio.timeout(hang_s()):
             while not contexts(await gateway.show("m"), "failed"):

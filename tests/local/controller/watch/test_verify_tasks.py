@@ -122,7 +122,7 @@ async def test_the_smallest_request_is_of_the_task_that_the_model_serves(
 
 
 @asynccontextmanager
-async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
+async def gathering_engine(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
     """An engine that answers no request before so many have arrived."""
     requests: list[bytes] = []
     complete = asyncio.Event()
@@ -157,7 +157,7 @@ async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
 async def test_independent_proofs_are_asked_at_once() -> None:
     reports: list[str] = []
     times: list[int] = []
-    async with gathering(3) as (url, requests):
+    async with gathering_engine(3) as (url, requests):
         failure = await verify(
             EngineClient(8),
             url,
@@ -182,7 +182,7 @@ async def test_a_plan_that_has_served_shows_no_concurrency_at_its_next_start() -
     reports: list[str] = []
     times: list[int] = []
     verified = plan().evolve(grade="verified")
-    async with gathering(2) as (url, requests):
+    async with gathering_engine(2) as (url, requests):
         failure = await verify(
             EngineClient(8),
             url,
@@ -205,7 +205,7 @@ async def test_a_burst_of_two_ranks_keeps_to_the_prompts_that_a_call_may_have() 
     ranks = plan().data_parallel.evolve(value=2)
     seqs = plan().max_num_seqs.evolve(value=1024)
     large = plan().evolve(data_parallel=ranks, max_num_seqs=seqs)
-    async with gathering(10) as (url, requests):
+    async with gathering_engine(10) as (url, requests):
         assert await verify(EngineClient(128), url, "m", large, hang_s()) is None
     prompts = [json.loads(body)["prompt"] for body in requests]
     counts = [len(prompt) for prompt in prompts if isinstance(prompt[0], list)]
@@ -214,7 +214,7 @@ async def test_a_burst_of_two_ranks_keeps_to_the_prompts_that_a_call_may_have() 
 
 
 async def test_the_first_failed_proof_ends_the_others() -> None:
-    async with gathering(4) as (url, requests):
+    async with gathering_engine(4) as (url, requests):
         failure = await verify(EngineClient(8), url, "m", plan(), 0.2)
     assert failure is not None
     assert failure.kind == "verification_failed"

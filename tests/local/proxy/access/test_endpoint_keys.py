@@ -69,7 +69,7 @@ def write_key(folder: Path, key: str) -> None:
     draft.replace(place / "laid-1")
 
 
-async def says(gateway: Running, words: str) -> str:
+async def detail_with(gateway: Running, words: str) -> str:
     """The detail of the model's state once it has these words."""
     async with asyncio.timeout(hang_s()):
         while words not in (detail := str((await gateway.show("m"))["detail"])):
@@ -145,11 +145,13 @@ async def test_a_key_that_is_refused_is_reported_in_words_and_never_shown(
             url = engine.url
             await add_model(gateway, url)
             states = [
-                await says(gateway, f"the key for {url} cannot be read: its file: No such file")
+                await detail_with(
+                    gateway, f"the key for {url} cannot be read: its file: No such file"
+                )
             ]
             write_key(tmp_path, OTHER)
             states.append(
-                await says(
+                await detail_with(
                     gateway,
                     f"{url} refused the key: "
                     + ("it answers 401" if echoes else "That is not a key of ours."),
@@ -210,7 +212,7 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
     async with running(tmp_path, healthy) as gateway, Upstream(Door(KEY)) as engine:
         name = "FITSERVE_ENDPOINT_KEY_LAB"
         await add_model(gateway, engine.url, endpoint_key=f"env:{name}")
-        await says(gateway, "cannot be read: the variable is not set")
+        await detail_with(gateway, "cannot be read: the variable is not set")
         status, text = await send_request(gateway)
         assert (status, name in text) == (503, False)
         monkeypatch.setitem(os.environ, name, KEY)
@@ -229,7 +231,7 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
         assert (
             await gateway.client.patch("/admin/models/m", json={"endpoint_key": None})
         ).status_code == 200
-        await says(gateway, "answers 401: it needs a key, and the model has no endpoint_key")
+        await detail_with(gateway, "answers 401: it needs a key, and the model has no endpoint_key")
 
 
 async def test_a_key_itself_is_refused_and_not_repeated(tmp_path: Path) -> None:

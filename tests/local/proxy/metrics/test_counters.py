@@ -62,7 +62,7 @@ def gateway() -> Iterator[Gateway]:
 
 
 @asynccontextmanager
-async def counting(gateway: Gateway) -> AsyncIterator[Any]:
+async def count_changes(gateway: Gateway) -> AsyncIterator[Any]:
     """A function that gives the counts since then."""
     meter = gateway.plane.meter
     assert isinstance(meter, Metrics)
@@ -145,7 +145,7 @@ async def hangs_late(call: Call) -> None:
 async def test_a_stream_without_its_end_is_an_error_and_broken(gateway: Gateway) -> None:
     async with (
         stage(gateway, ends_early) as [upstream],
-        counting(gateway) as since,
+        count_changes(gateway) as since,
         http_client(gateway) as client,
     ):
         text = (await client.post(CHAT, json={**ASK, "stream": True})).text
@@ -161,7 +161,7 @@ async def test_a_stream_without_its_end_is_an_error_and_broken(gateway: Gateway)
 @pytest.mark.anyio
 async def test_an_error_event_passes_and_counts_as_an_error(gateway: Gateway) -> None:
     stream_body = {**ASK, "stream": True}
-    async with counting(gateway) as since, http_client(gateway) as client:
+    async with count_changes(gateway) as since, http_client(gateway) as client:
         async with stage(gateway, breaks_inside):
             text = (await client.post(CHAT, json=stream_body)).text
         assert text.count('"error"') == 1
@@ -178,7 +178,11 @@ async def test_an_error_event_passes_and_counts_as_an_error(gateway: Gateway) ->
 @pytest.mark.anyio
 @pytest.mark.parametrize("script", [count_requests, streams])
 async def test_an_answer_is_counted_with_its_tokens(gateway: Gateway, script: Any) -> None:
-    async with stage(gateway, script), counting(gateway) as since, http_client(gateway) as client:
+    async with (
+        stage(gateway, script),
+        count_changes(gateway) as since,
+        http_client(gateway) as client,
+    ):
         for _ in range(3):
             assert (await client.post(CHAT, json=ASK)).status_code == 200
         assert since("fitserve_requests_total", "m", "chat", "answered", "2xx") == 3
@@ -206,7 +210,11 @@ async def test_an_answer_is_counted_with_its_tokens(gateway: Gateway, script: An
 async def test_failures_of_engines_are_told_apart(
     gateway: Gateway, script: Any, outcome: str, status: str, kind: str
 ) -> None:
-    async with stage(gateway, script), counting(gateway) as since, http_client(gateway) as client:
+    async with (
+        stage(gateway, script),
+        count_changes(gateway) as since,
+        http_client(gateway) as client,
+    ):
         await client.post(CHAT, json={**ASK, "stream": True})
         assert since("fitserve_requests_total", "m", "chat", outcome, status) == 1
         assert since("fitserve_upstream_errors_total", "m", kind) == 1
@@ -216,7 +224,7 @@ async def test_failures_of_engines_are_told_apart(
 @pytest.mark.anyio
 async def test_a_refused_connection_of_an_engine_is_counted(gateway: Gateway) -> None:
     gateway.route(model(refused_url()))
-    async with counting(gateway) as since, http_client(gateway) as client:
+    async with count_changes(gateway) as since, http_client(gateway) as client:
         assert (await client.post(CHAT, json=ASK)).status_code == 502
         assert since("fitserve_upstream_errors_total", "m", "unreachable") == 1
         assert since("fitserve_refusals_total", "engine_unreachable") == 1
@@ -230,7 +238,7 @@ async def test_a_refused_connection_of_an_engine_is_counted(gateway: Gateway) ->
 async def test_clients_that_leave_lower_the_gauge(
     gateway: Gateway, script: Any, phase: str, status: str
 ) -> None:
-    async with stage(gateway, script), counting(gateway) as since:
+    async with stage(gateway, script), count_changes(gateway) as since:
         async with http_client(gateway) as client:
             leaving = asyncio.create_task(client.post(CHAT, json={**ASK, "stream": True}))
             await until(lambda: since("fitserve_requests_in_flight", "m") == 1)
@@ -250,7 +258,7 @@ async def test_clients_that_leave_lower_the_gauge(
 async def test_a_client_that_leaves_while_waiting_for_a_replica_is_counted(
     gateway: Gateway,
 ) -> None:
-    async with stage(gateway, waits) as [upstream], counting(gateway) as since:
+    async with stage(gateway, waits) as [upstream], count_changes(gateway) as since:
         replica = replace(model(upstream.url).replicas[0], capacity=1)
         gateway.route(replace(model(upstream.url), replicas=(replica,)))
         async with http_client(gateway) as client:
@@ -273,7 +281,7 @@ async def test_a_client_that_leaves_while_waiting_for_a_replica_is_counted(
 async def test_names_that_clients_make_up_are_no_labels(gateway: Gateway) -> None:
     async with (
         stage(gateway, count_requests),
-        counting(gateway) as since,
+        count_changes(gateway) as since,
         http_client(gateway) as client,
     ):
         for number in range(20):

@@ -47,7 +47,7 @@ def busy(*urls: str, capacity: int = 1, **fields: Any) -> ModelRoute:
     )
 
 
-def starting(wait_s: float = 30) -> ModelRoute:
+def starting_model(wait_s: float = 30) -> ModelRoute:
     return replace(model(), state="starting", detail="loading weights", wait_s=wait_s)
 
 
@@ -340,7 +340,7 @@ async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
     clock."""
     with Gateway(waiting_comment_s=10, stands_still=True) as gateway:
         async with http_client(gateway) as client:
-            gateway.route(starting())
+            gateway.route(starting_model())
             yield gateway, client
             await gateway.wait_until_settled()
             assert gateway.routes._queues == {}
@@ -350,7 +350,7 @@ async def test_a_model_that_is_not_ready_refuses_at_once_by_default(
     soon: tuple[Gateway, httpx.AsyncClient],
 ) -> None:
     gateway, client = soon
-    gateway.route(starting(0))
+    gateway.route(starting_model(0))
     response = await client.post(CHAT, json=STREAM)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "model_not_ready")
     assert response.headers["retry-after"] == "10"
@@ -507,7 +507,7 @@ async def test_requests_behind_one_that_waits_are_answered_after_it(
 @pytest.mark.parametrize("body", [ASK, STREAM])
 async def test_a_waiting_request_is_refused_at_its_limit(body: dict[str, Any]) -> None:
     with Gateway(waiting_comment_s=0, stands_still=True) as gateway:
-        gateway.route(starting(30))
+        gateway.route(starting_model(30))
         async with http_client(gateway) as client:
             task = ask(client, body)
             await until(lambda: gateway.routes.waiting("m") == 1)
@@ -572,14 +572,14 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
                 counts[status] = counts.get(status, 0) + 1
 
     with Gateway(waiting_comment_s=1, stands_still=True) as gateway:
-        gateway.route(starting())
+        gateway.route(starting_model())
         clients = [asyncio.create_task(client_of(gateway, body)) for body in (ASK, STREAM) * 10]
         try:
             for _ in range(5):
                 async with Upstream(short) as engine:
                     gateway.route(busy(engine.url, capacity=8, wait_s=30))
                     await until(lambda engine=engine: len(engine.requests) > 50)  # type: ignore[misc]
-                    gateway.route(starting())
+                    gateway.route(starting_model())
                     await until(lambda: gateway.routes.total_in_flight == 0)
                     before = len(engine.requests)
                     await until(lambda: gateway.routes.waiting("m") == len(clients))
@@ -604,7 +604,7 @@ async def test_an_engine_that_is_dead_and_still_in_the_table_is_waited_out() -> 
         async with http_client(gateway) as client:
             tasks = [ask(client) for _ in range(5)]
             await until(lambda: gateway.routes.waiting("m") == 5)
-            gateway.route(starting())
+            gateway.route(starting_model())
             async with Upstream(answers) as upstream:
                 gateway.route(model(upstream.url))
                 assert {(await task).status_code for task in tasks} == {200}

@@ -96,12 +96,12 @@ async def test_a_span_has_the_facts_of_an_answered_request(gateway: Gateway) -> 
 
 
 async def test_no_word_of_a_request_or_its_answer_is_in_a_span(gateway: Gateway) -> None:
-    async def tells(call: Call) -> None:
+    async def reply_with_canary(call: Call) -> None:
         await call.reply(b'{"choices":[{"message":{"content":"canary-of-an-answer"}}]}')
 
     messages = [{"role": "user", "content": "canary-of-a-prompt"}]
     body = {**ASK, "messages": messages, "user": "canary"}
-    async with stage(gateway, tells), http_client(gateway) as client:
+    async with stage(gateway, reply_with_canary), http_client(gateway) as client:
         headers = {"authorization": "Bearer canary-of-a-key", "cookie": "canary=1"}
         assert "canary" in (await client.post(CHAT, json=body, headers=headers)).text
     assert "canary" not in repr(await span_of(gateway))

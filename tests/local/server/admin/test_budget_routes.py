@@ -36,7 +36,7 @@ async def ask(
     )
 
 
-async def used_of(server: Running, name: str) -> dict[str, float]:
+async def usage_by_limit(server: Running, name: str) -> dict[str, float]:
     keys = (await server.client.get("/admin/keys")).json()["data"]
     (view,) = [key for key in keys if key["name"] == name]
     return {f"{row['measure']}-{row['period']}": row["used"] for row in view.get("used", ())}
@@ -76,7 +76,7 @@ async def test_a_spent_budget_refuses_with_the_time_of_the_next_day(tmp_path: Pa
         assert messages.json()["error"]["type"] == "rate_limit_error"
         assert messages.headers["anthropic-ratelimit-requests-day-remaining"] == "0"
         assert posts(upstream) == requests
-        assert await used_of(server, "app") == {"requests-day": 2, "tokens-month": 100}
+        assert await usage_by_limit(server, "app") == {"requests-day": 2, "tokens-month": 100}
         listing = await server.client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
         assert listing.status_code == 200
 
@@ -164,7 +164,7 @@ async def test_a_budget_outlives_the_gateway_and_is_raised_without_a_new_key(
         assert (await server.client.put(path, json={})).status_code == 200
         assert (await ask(server, key)).status_code == 200
         assert (await server.client.put("/admin/keys/none/budget", json={})).status_code == 404
-        assert await used_of(server, "app") == {}
+        assert await usage_by_limit(server, "app") == {}
 
 
 async def test_keys_of_a_group_share_its_budget(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ async def test_money_needs_prices_and_is_counted_by_them(tmp_path: Path) -> None
         key = await make(server, "rich", budget={"money_per_day": 1})
         # 30 tokens of a prompt at 0.01, and 20 of an answer at 0.02.
         assert [(await ask(server, key)).status_code for _ in range(3)] == [200, 200, 429]
-        assert await used_of(server, "rich") == {"money-day": pytest.approx(1.4)}
+        assert await usage_by_limit(server, "rich") == {"money-day": pytest.approx(1.4)}
         refusal = await ask(server, key, "b")
         assert refusal.status_code == 403
         assert "has no price" in refusal.json()["error"]["message"]
@@ -241,7 +241,7 @@ async def test_an_answer_without_a_report_is_estimated(tmp_path: Path) -> None:
     async with gateway(tmp_path, answer_without_usage) as (server, _):
         key = await make(server, "app", budget={"tokens_per_day": 10_000})
         assert (await ask(server, key)).status_code == 200
-        count = (await used_of(server, "app"))["tokens-day"]
+        count = (await usage_by_limit(server, "app"))["tokens-day"]
         assert 100 < count < 200
 
 
@@ -252,7 +252,7 @@ async def test_a_request_that_reaches_no_engine_costs_nothing(tmp_path: Path) ->
         headers = {"authorization": f"Bearer {key}"}
         answer = await server.client.post("/v1/chat/completions", content=b"{", headers=headers)
         assert answer.status_code == 400
-        assert await used_of(server, "app") == {"requests-day": 0}
+        assert await usage_by_limit(server, "app") == {"requests-day": 0}
         assert posts(upstream) == 0
         assert (await ask(server, key, "b")).status_code == 200
 

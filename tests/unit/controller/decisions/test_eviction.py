@@ -369,10 +369,10 @@ def test_a_sleeping_model_rests_until_a_request_wakes_it() -> None:
 
 
 def test_a_sleeping_model_ends_only_if_that_is_needed() -> None:
-    wants = unloaded_model(
+    waiting_model = unloaded_model(
         "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
     )
-    assert moves(wants, asleep("a"), serves("b")).evictions == {
+    assert moves(waiting_model, asleep("a"), serves("b")).evictions == {
         ("b", 0): Eviction("room", "it makes room for x")
     }
     first_moves = moves(

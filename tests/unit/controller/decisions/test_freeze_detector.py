@@ -106,16 +106,16 @@ def test_a_core_that_answers_the_smallest_request_is_at_work() -> None:
     assert not detector.needs_probe(10, 10.0, ASK_S)
 
 
-def spinning(step_s: float) -> FreezeDetector:
+def spinning_detector(step_s: float) -> FreezeDetector:
     detector = detector_after(0, 5, 10, 15, 20, core_cpu=1.0)
     detector.step_s = step_s
     return detector
 
 
 def test_a_core_that_exceeds_a_step_is_asked_and_is_frozen_without_an_answer() -> None:
-    assert spinning(2).needs_probe(8, 8.0, ASK_S)
-    assert not spinning(20).needs_probe(19.9, 19.9, ASK_S)
-    detector = spinning(20)
+    assert spinning_detector(2).needs_probe(8, 8.0, ASK_S)
+    assert not spinning_detector(20).needs_probe(19.9, 19.9, ASK_S)
+    detector = spinning_detector(20)
     assert detector.needs_probe(20, 20.0, ASK_S)
     detector.record_probe(20, is_alive=False)
     for now in (24, 27.9):
@@ -127,7 +127,7 @@ def test_a_core_that_exceeds_a_step_is_asked_and_is_frozen_without_an_answer() -
 
 
 def test_a_core_that_waits_for_a_compiler_is_at_work() -> None:
-    detector = spinning(2)
+    detector = spinning_detector(2)
     detector.record_processes(
         12,
         [

@@ -10,7 +10,7 @@ from gateway.planner.sharing.surplus import partial_offer, surplus_offers
 from tests.support.makers import GIB, attempt, plan, wish
 
 
-def giving(fleet: Fleet, offer: Offer, *asking: str) -> None:
+def plan_giver(fleet: Fleet, offer: Offer, *asking: str) -> None:
     """The giver is planned with the memory that it keeps, for these models."""
     giver = fleet.models[offer.model].replicas[offer.replica]
     giver.attempt = attempt(plan=plan().evolve(cap=Cap(bytes=offer.keeps, models=asking)))
@@ -34,7 +34,7 @@ def test_a_gift_is_promised_to_its_receiver_until_the_next_plan() -> None:
     )
     receiver.planning.wait_for((offer,))
     assert fleet.bytes_promised_to_others(other_model) == {}, "it is not given yet"
-    giving(fleet, offer, "receiver")
+    plan_giver(fleet, offer, "receiver")
     has = fleet.bytes_promised_to_others(receiver)
     assert fleet.bytes_promised_to_others(other_model) == {**has, "GPU-x": 3 * GIB}, (
         "it was given, though the receiver has yet to hear of it"
@@ -64,7 +64,7 @@ def test_a_gift_for_one_model_is_not_promised_to_another_that_asked_meanwhile() 
     )
     for replica in (receiver, late):
         replica.planning.wait_for((offer,))
-    giving(fleet, offer, "receiver")
+    plan_giver(fleet, offer, "receiver")
     assert [fleet.has_given(offer, name) for name in ("receiver", "late")] == [True, False]
     assert (
         fleet.bytes_promised_to_others(other_model)["GPU-x"]

@@ -94,7 +94,7 @@ def test_each_field_ends_the_rest_or_has_a_reason(
     assert not names & other_fields.keys()
 
 
-def resting(values: dict[str, Any] | None = None) -> ManagedModel:
+def model_at_rest(values: dict[str, Any] | None = None) -> ManagedModel:
     """A model at rest. values: of fields of its replica, and of the replica's parts."""
     model = Fleet().add_model(ManagedModel(wish(name="m"), 1.0))
     for name, value in ({"status": NoAction("no_plan", "no GPU")} | (values or {})).items():
@@ -103,42 +103,42 @@ def resting(values: dict[str, Any] | None = None) -> ManagedModel:
     return model
 
 
-def looked_at(rests: RestingModels, model: ManagedModel, **changes: Any) -> bool:
+def is_awake(rests: RestingModels, model: ManagedModel, **changes: Any) -> bool:
     add_defaults: dict[str, Any] = {"names": (), "circumstances": False, "now_s": 100.0} | changes
     return rests.awake([model], **add_defaults) == [model]
 
 
 def test_a_model_rests_until_something_changes() -> None:
-    rests, model = RestingModels(), resting()
-    assert looked_at(rests, model)
+    rests, model = RestingModels(), model_at_rest()
+    assert is_awake(rests, model)
     rests.record([model], False, 100.0)
-    assert not looked_at(rests, model)
-    assert looked_at(rests, model, names={"m"})
-    assert looked_at(rests, model), "the look at it ended its rest"
+    assert not is_awake(rests, model)
+    assert is_awake(rests, model, names={"m"})
+    assert is_awake(rests, model), "the look at it ended its rest"
     rests.record([model], False, 100.0)
-    assert looked_at(rests, model, circumstances=True)
+    assert is_awake(rests, model, circumstances=True)
     for name, value in (
         ("is_stopped", True),
         ("load_block_reason", "it waits"),
         ("wish", wish(name="m", aliases=("n",))),
     ):
         rests.record([model], False, 100.0)
-        assert not looked_at(rests, model)
+        assert not is_awake(rests, model)
         setattr(model, name, value)
-        assert looked_at(rests, model), name
+        assert is_awake(rests, model), name
 
 
 def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     rests = RestingModels()
-    model = resting({"planning.blocked_reason": "no GPU", "planning.blocked_at": 90.0})
+    model = model_at_rest({"planning.blocked_reason": "no GPU", "planning.blocked_at": 90.0})
     rests.record([model], False, 100.0)
-    assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
-    assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
+    assert not is_awake(rests, model, now_s=90.0 + REPLAN_S - 1)
+    assert is_awake(rests, model, now_s=90.0 + REPLAN_S + 1)
     # After a failed planning the next one is later.
     model.replicas[0].planning.failure_count = 1
     rests.record([model], False, 90.0)
-    assert not looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
-    assert looked_at(rests, model, now_s=90.0 + 2 * REPLAN_S + 1)
+    assert not is_awake(rests, model, now_s=90.0 + REPLAN_S + 1)
+    assert is_awake(rests, model, now_s=90.0 + 2 * REPLAN_S + 1)
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     ],
 )
 def test_a_model_with_work_does_not_rest(name: str, value: Any) -> None:
-    assert is_at_rest(resting())
-    assert not is_at_rest(resting({name: value}))
+    assert is_at_rest(model_at_rest())
+    assert not is_at_rest(model_at_rest({name: value}))
 
 
 def test_a_model_with_requests_or_an_unexpected_error_does_not_rest() -> None:
-    model = resting()
+    model = model_at_rest()
     model.has_requests = True
     assert not is_at_rest(model)
     model.has_requests = False

@@ -79,8 +79,8 @@ def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_ag
     assert str(first_plan.engine) in {str(plan.engine) for plan in other_plans}
     # Where sizes matter another plan of the engine may help.
     for later in (failure.evolve(phase="graphs"), failure.evolve(cure="plan")):
-        taught = learn(attempt(plan=first_plan), later, 2.0)
-        assert {fact.kind for fact in taught} == {"plan_failed"}
+        later_facts = learn(attempt(plan=first_plan), later, 2.0)
+        assert {fact.kind for fact in later_facts} == {"plan_failed"}
 
 
 def test_a_learned_fact_quotes_the_engine_without_the_time() -> None:

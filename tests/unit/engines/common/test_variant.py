@@ -45,7 +45,7 @@ def make_decision(spec: Any, machine: str, *refs: str, **fields: Any) -> Decisio
     parsed_wish = Wish.model_validate({"name": "m", "source": "m", **fields})
     engines = [ENGINES[ref] for ref in refs or (VLLM_REF,)]
     hardware = PROFILES.hardware(machine)
-    options = {"speed_knowledge": PROFILES.pace, "gpus": PROFILES.gpus}
+    options = {"speed_knowledge": PROFILES.speed_knowledge, "gpus": PROFILES.gpus}
     return decide(spec, hardware, engines, parsed_wish, PROFILES.facts, rules=RULES, **options)
 
 

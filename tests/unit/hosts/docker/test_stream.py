@@ -87,7 +87,7 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
     def events(*items: Mapping[str, object]) -> bytes:
         return b"".join(json.dumps(item).encode() + b"\r\n" for item in items)
 
-    def downloading(layer: str, current: float, total: float) -> dict[str, object]:
+    def download_event(layer: str, current: float, total: float) -> dict[str, object]:
         detail = {"current": int(current * 1024**3), "total": int(total * 1024**3)}
         return {"status": "Downloading", "id": layer, "progressDetail": detail}
 
@@ -100,10 +100,10 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
         )
     )
     assert str(progress) == "pulling some/image:1"
-    progress.feed(events({"status": "Already exists", "id": "a"}, downloading("b", 1.5, 6)))
+    progress.feed(events({"status": "Already exists", "id": "a"}, download_event("b", 1.5, 6)))
     assert str(progress) == "pulling some/image:1: 1.5 of more than 6.0 GiB"
-    first_event = events(downloading("c", 1.6, 2.2))[:20]
-    second = events(downloading("c", 1.6, 2.2))[20:]
+    first_event = events(download_event("c", 1.6, 2.2))[:20]
+    second = events(download_event("c", 1.6, 2.2))[20:]
     progress.feed(first_event)
     progress.feed(second)
     assert str(progress) == "pulling some/image:1: 3.1 of 8.2 GiB"

@@ -39,7 +39,7 @@ CASES = [
 
 def make_decision(model: str, machine: Hardware, wish: Wish, *refs: str) -> Decision:
     engines = [ENGINES[ref] for ref in refs]
-    options: dict[str, Any] = {"gpus": PROFILES.gpus, "speed_knowledge": PROFILES.pace}
+    options: dict[str, Any] = {"gpus": PROFILES.gpus, "speed_knowledge": PROFILES.speed_knowledge}
     return decide(published_model(model), machine, engines, wish, rules=RULES, **options)
 
 

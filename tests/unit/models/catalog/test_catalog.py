@@ -120,7 +120,7 @@ def test_a_source_that_is_neither_folder_nor_repository_is_answered_with_both_fo
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "words"),
     [
         ("/nonexistent/model", "There is no folder /nonexistent/model."),
         ("~nobody-of-this-name/x", "is not a path"),
@@ -129,8 +129,8 @@ def test_a_source_that_is_neither_folder_nor_repository_is_answered_with_both_fo
         ("/" + "x" * 300, "File name too long"),
     ],
 )
-def test_a_folder_that_cannot_be_is_named(source: str, says: str) -> None:
-    assert says in str(refusal(source))
+def test_a_folder_that_cannot_be_is_named(source: str, words: str) -> None:
+    assert words in str(refusal(source))
     str(refusal(source)).encode()
 
 
@@ -270,7 +270,7 @@ def test_weights_in_another_format_are_to_be_converted(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "words"),
     [
         (b'{\n  "a": 1,\n  "b" 2}', "in line 3, column 7"),
         (b"", "in line 1, column 1"),
@@ -284,10 +284,10 @@ def test_weights_in_another_format_are_to_be_converted(tmp_path: Path, name: str
     ],
 )
 def test_a_config_that_cannot_be_read_is_named_with_the_place(
-    tmp_path: Path, config: bytes, says: str
+    tmp_path: Path, config: bytes, words: str
 ) -> None:
     message = refusal(write(tmp_path, model() | {"config.json": config})).message
-    assert says in message
+    assert words in message
     assert f"{tmp_path}/config.json" in message
 
 
@@ -312,12 +312,12 @@ def test_a_config_that_is_no_file_is_refused_at_once(tmp_path: Path, make: str) 
         os.mkfifo(path)
     else:
         path.symlink_to("nowhere")
-    says = {
+    reason = {
         "mkdir": "is not a file",
         "mkfifo": "is not a file",
         "dangle": "cannot be read: No such file or directory",
     }[make]
-    assert refusal(tmp_path).message == f"{path} {says}."
+    assert refusal(tmp_path).message == f"{path} {reason}."
 
 
 def test_files_may_be_links_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def inputs_of(model: str, machine: Hardware, **fields: Any) -> PlanningInput:
         wish(**fields),
         promised_bytes=promised_bytes,
         gpus=PROFILES.gpus,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
         parsers=PROFILES.parsers,
     )
 

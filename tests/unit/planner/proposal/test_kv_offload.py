@@ -52,7 +52,7 @@ def first_plan(
         wish(goal=goal, **{"args": SHARE, **fields}),
         PROFILES.facts,
         rules=PROFILES.rules(engines),
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     ).plans[0]
 
 
@@ -129,7 +129,7 @@ def test_ram_that_other_engines_were_promised_is_theirs() -> None:
             wish(goal="agents", args=SHARE),
             PROFILES.facts,
             rules=PROFILES.rules(engines),
-            speed_knowledge=PROFILES.pace,
+            speed_knowledge=PROFILES.speed_knowledge,
             promised_bytes=promised_bytes,
         ).plans[0]
         for promised_bytes in ({}, {RAM: 40 * GIB}, {RAM: 200 * GIB})

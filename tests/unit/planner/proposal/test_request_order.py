@@ -50,7 +50,7 @@ def first_plan(
         wish(**fields),
         PROFILES.facts,
         rules=PROFILES.rules(engines),
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
         key_classes=classes,
     ).plans[0]
 
@@ -137,7 +137,7 @@ def test_a_first_key_of_another_class_costs_no_engine_its_place() -> None:
         wish(),
         PROFILES.facts,
         rules=PROFILES.rules(engines),
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
         key_classes=2,
     )
     assert decision.plans[0].argv == ordered.argv != plain.argv

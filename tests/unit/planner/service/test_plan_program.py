@@ -42,7 +42,7 @@ def run_program(script: Callable[[], Decision]) -> tuple[PlanAnswer, Plan | None
     return PlanAnswer(*json.loads(head)), result.plan, result.decision
 
 
-def raising(error: BaseException) -> Callable[[], Decision]:
+def failing_decision(error: BaseException) -> Callable[[], Decision]:
     def play() -> Decision:
         raise error
 
@@ -73,7 +73,7 @@ def test_a_decision_that_is_longer_than_any_is_an_error_in_its_place() -> None:
     ],
 )
 def test_every_error_of_the_plan_program_is_short(error: Exception, kind: str, says: str) -> None:
-    answer, *_ = run_program(raising(error))
+    answer, *_ = run_program(failing_decision(error))
     assert answer.error is not None
     assert answer.error["class"] == kind
     assert says in str(answer.error["message"])

@@ -96,7 +96,13 @@ def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_p
         decision(with_speed(NEW, 101, 1010)),
         decision(),
     ):
-        engines = startable.explain_engines(old_decision, [OLD], [NEW], wish(), lambda _: rival)  # noqa: B023 - called at once
+        engines = startable.explain_engines(
+            old_decision,
+            [OLD],
+            [NEW],
+            wish(),
+            lambda _: rival,  # noqa: B023 - called during this call
+        )
         assert unavailable_gains(engines) == []
         assert len(engines.engines) == 2
 

@@ -26,7 +26,7 @@ def offer(model: str, means: str, gibs: int, gpu: str = "GPU-0") -> Offer:
     )
 
 
-def needing(gibs: int, partial_gibs: int = 0) -> Callable[[dict[str, int]], Decision]:
+def planner_for_need(gibs: int, partial_gibs: int = 0) -> Callable[[dict[str, int]], Decision]:
     """A plan with the wanted context where so many GiB are given on GPU-0, with 8,192 tokens where
     `partial_gibs` are, else none."""
 
@@ -46,7 +46,7 @@ def takes(offers: list[Offer], decide: Callable[[dict[str, int]], Decision]) -> 
 
 
 def test_a_plan_that_fits_takes_nothing() -> None:
-    assert takes([offer("a", "surplus", 9)], needing(0)) == []
+    assert takes([offer("a", "surplus", 9)], planner_for_need(0)) == []
 
 
 def test_surplus_comes_before_sleep_and_stop_and_needless_offers_are_dropped() -> None:
@@ -56,11 +56,11 @@ def test_surplus_comes_before_sleep_and_stop_and_needless_offers_are_dropped() -
         offer("a", "sleep", 8),
         offer("b", "stop", 9),
     ]
-    assert takes(offers, needing(3, 3)) == ["b surplus"]
-    assert takes(offers, needing(6, 6)) == ["a surplus", "b surplus"]
-    assert takes(offers, needing(7, 7)) == ["a sleep"]
-    assert takes(offers, needing(17, 17)) == ["a sleep", "b stop"]
-    assert takes(offers, needing(18, 18)) == []
+    assert takes(offers, planner_for_need(3, 3)) == ["b surplus"]
+    assert takes(offers, planner_for_need(6, 6)) == ["a surplus", "b surplus"]
+    assert takes(offers, planner_for_need(7, 7)) == ["a sleep"]
+    assert takes(offers, planner_for_need(17, 17)) == ["a sleep", "b stop"]
+    assert takes(offers, planner_for_need(18, 18)) == []
 
 
 def test_one_leaving_copy_costs_less_than_a_leaving_and_a_shrinking_one() -> None:
@@ -69,18 +69,18 @@ def test_one_leaving_copy_costs_less_than_a_leaving_and_a_shrinking_one() -> Non
         offer("b", "sleep", 6),
         offer("a", "sleep", 8),
     ]
-    assert takes(offers, needing(8, 8)) == ["a sleep"]
-    assert takes(offers, needing(6, 6)) == ["b sleep"]
-    assert takes(offers, needing(14, 14)) == ["b sleep", "a sleep"]
+    assert takes(offers, planner_for_need(8, 8)) == ["a sleep"]
+    assert takes(offers, planner_for_need(6, 6)) == ["b sleep"]
+    assert takes(offers, planner_for_need(14, 14)) == ["b sleep", "a sleep"]
     # The surplus of `a` and the memory of `b` suffice, and all that `a` has does not.
     offers[2] = offer("a", "sleep", 7)
-    assert takes(offers, needing(8, 8)) == ["a surplus", "b sleep"]
+    assert takes(offers, planner_for_need(8, 8)) == ["a surplus", "b sleep"]
 
 
 def test_nobody_is_stopped_for_a_longer_context() -> None:
     offers = [offer("a", "surplus", 2), offer("a", "stop", 8)]
-    assert takes(offers, needing(5)) == []
-    assert takes(offers, needing(2)) == ["a surplus"]
+    assert takes(offers, planner_for_need(5)) == []
+    assert takes(offers, planner_for_need(2)) == ["a surplus"]
 
 
 def test_the_largest_offer_of_a_model_counts_on_its_gpus() -> None:
@@ -93,7 +93,7 @@ def test_the_largest_offer_of_a_model_counts_on_its_gpus() -> None:
     assert bytes_given(offers) == {"GPU-0": 6 * GIB, "GPU-1": 20 * GIB}
     assert [
         take.bytes_by_gpu["GPU-0"] // GIB
-        for take in decide_with_offers(offers, needing(5, 5), WANTED).taken_offers
+        for take in decide_with_offers(offers, planner_for_need(5, 5), WANTED).taken_offers
     ] == [5]
 
 
@@ -112,7 +112,7 @@ OFFERS = st.lists(
 def test_the_memory_taken_is_enough_and_would_not_be_without_any_part(
     offers: list[Offer], need: int
 ) -> None:
-    decide = needing(need, need)
+    decide = planner_for_need(need, need)
     decision = decide_with_offers(offers, decide, WANTED)
     whole = bytes_given(offers).get("GPU-0", 0) >= need * GIB
     assert bool(decision.plans) == whole

@@ -265,13 +265,13 @@ class Machine:
         ]
         holders = []
         for model, copies in other_copies.items():
-            gives: dict[str, int] = {}
+            bytes_by_gpu: dict[str, int] = {}
             for engine_plan in (has[copy] for copy in copies if copy in has):
-                gives |= {
-                    uuid: gives.get(uuid, 0) + engine_plan.memory.promised_bytes
+                bytes_by_gpu |= {
+                    uuid: bytes_by_gpu.get(uuid, 0) + engine_plan.memory.promised_bytes
                     for uuid in engine_plan.gpus
                 }
-            holders.append(Promise(model=model, bytes_by_gpu=gives))
+            holders.append(Promise(model=model, bytes_by_gpu=bytes_by_gpu))
         caps = {model: self.last_caps(copies) for model, copies in other_copies.items()}
         past = self.attempts.get(name, [])
         cap, interruption = current_cap(past, caps), interrupted_plan(past)

@@ -118,7 +118,8 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
     [
         (
             (
-                b'{"choices":[],"usage":{"prompt_tokens":30,"total_tokens":50,"completion_tokens":20}}',
+                b'{"choices":[],"usage":{"prompt_tokens":30,"total_tokens":50,'
+                b'"completion_tokens":20}}',
             ),
             (30, 20, None),
         ),
@@ -134,19 +135,22 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
         ((b'{"usage":{"output_tokens":7}}',), (None, 7, None)),
         (
             (
-                b'{"usage":{"input_tokens":3,"output_tokens":4,"cache_read_input_tokens":90,"cache_creation_input_tokens":7}}',
+                b'{"usage":{"input_tokens":3,"output_tokens":4,"cache_read_input_tokens":90,'
+                b'"cache_creation_input_tokens":7}}',
             ),
             (100, 4, 90),
         ),
         (
             (
-                b'{"usage":{"input_tokens":93,"input_tokens_details":{"cached_tokens":90},"output_tokens":4}}',
+                b'{"usage":{"input_tokens":93,"input_tokens_details":{"cached_tokens":90},'
+                b'"output_tokens":4}}',
             ),
             (93, 4, 90),
         ),
         (
             (
-                b'{"usage":{"prompt_tokens":93,"total_tokens":97,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":90}}}',
+                b'{"usage":{"prompt_tokens":93,"total_tokens":97,"completion_tokens":4,'
+                b'"prompt_tokens_details":{"cached_tokens":90}}}',
             ),
             (93, 4, 90),
         ),
@@ -165,13 +169,15 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
         # Usage in the words of a model or a client is in a string, where quotes are escaped.
         (
             (
-                b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,"completion_tokens":6}}',
+                b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,'
+                b'"completion_tokens":6}}',
             ),
             (5, 6, None),
         ),
         (
             (
-                b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"\\"usage\\":{\\"prompt_tokens\\":0}"}',
+                b'{"usage":{"prompt_tokens":5,"completion_tokens":6},'
+                b'"text":"\\"usage\\":{\\"prompt_tokens\\":0}"}',
             ),
             (5, 6, None),
         ),

@@ -97,8 +97,8 @@ def test_groups_are_separated_as_the_proxy_does() -> None:
 def test_the_headers_of_known_proxies_name_a_user(
     names: tuple[str, str | None], headers: dict[str, str], expected: Person
 ) -> None:
-    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
-    assert ProxyHeader(*names, NETWORKS).person(sent, "10.0.0.5") == expected
+    raw_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert ProxyHeader(*names, NETWORKS).person(raw_headers, "10.0.0.5") == expected
 
 
 def test_groups_count_only_with_a_header_of_their_own() -> None:

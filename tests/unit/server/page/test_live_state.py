@@ -16,14 +16,14 @@ def expect_no_time(*_: object) -> None:
     """No start was measured."""
 
 
-def serving(name: str = "m") -> ManagedModel:
+def ready_model(name: str = "m") -> ManagedModel:
     managed_model = ManagedModel(wish(name=name), 1.0)
     managed_model.replicas = [ReplicaState(name, 0, attempt(7, "ready", ready_at=2.0))]
     return managed_model
 
 
 def test_a_gpu_is_held_by_the_engines_whose_plans_have_it() -> None:
-    model = serving()
+    model = ready_model()
     plan = model.replicas[0].attempt.plan  # type: ignore[union-attr]
     gpus = {gpu["uuid"]: gpu for gpu in live_machine(machine("2x3090"), {"m": model})["gpus"]}
     uuids = {uuid for uuid, gpu in gpus.items() if gpu["holders"]}
@@ -36,7 +36,7 @@ def test_a_gpu_is_held_by_the_engines_whose_plans_have_it() -> None:
 
 
 def test_an_engine_without_a_gpu_holds_memory_of_the_machine() -> None:
-    model = serving()
+    model = ready_model()
     plan = model.replicas[0].attempt.plan  # type: ignore[union-attr]
     model.replicas[0].attempt = attempt(7, "ready", plan=plan.evolve(gpus=()))
     assert [
@@ -53,13 +53,13 @@ def test_requests_are_those_of_all_processes() -> None:
         ("fitserve_requests_queued", ("m",), 1.0),
         ("fitserve_requests_in_flight", ("other",), 9.0),
     ]
-    [view] = live_models([serving()], Routes(), samples, expect_no_time)
+    [view] = live_models([ready_model()], Routes(), samples, expect_no_time)
     assert (view["running"], view["waiting"]) == (5, 1)
     assert (view["replicas"][0]["attempt"], view["replicas"][0]["grade"]) == (7, "verified")
 
 
 def test_a_download_is_reported_with_its_bytes_and_other_work_in_words() -> None:
-    model = serving()
+    model = ready_model()
     model.replicas[0].attempt = None
     model.replicas[0].progress = TransferProgress("Downloading", 3, 9, 1.5)
     assert live_models([model], Routes(), [], expect_no_time)[0]["replicas"][0]["progress"] == {
@@ -73,7 +73,7 @@ def test_a_download_is_reported_with_its_bytes_and_other_work_in_words() -> None
 
 def test_a_start_has_its_expected_time_until_its_proof() -> None:
     time = StartTime(phases={"load": 9.0}, low_s=20.0, high_s=30.0, starts=3, grade="measured")
-    model = serving()
+    model = ready_model()
     [replica] = model.replicas
 
     def shown_value() -> object:
@@ -126,7 +126,7 @@ def test_a_prepared_process_is_reported_with_its_memory_and_begin() -> None:
 
 
 def test_the_machines_of_a_cluster_are_reported_with_their_engines() -> None:
-    model = serving()
+    model = ready_model()
     attempt = model.replicas[0].attempt
     assert attempt is not None
     name = attempt.instance_name

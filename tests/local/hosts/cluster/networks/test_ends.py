@@ -22,7 +22,7 @@ from tests.support.patience import hang_s
 
 
 @contextmanager
-def listening(address: str) -> Iterator[Listener]:
+def open_listener(address: str) -> Iterator[Listener]:
     """A listener that answers one measurement, in a thread."""
     listener = Listener(address)
 
@@ -41,7 +41,7 @@ def listening(address: str) -> Iterator[Listener]:
 
 
 def test_a_measurement_has_bandwidth_and_latency() -> None:
-    with listening("127.0.0.1") as listener:
+    with open_listener("127.0.0.1") as listener:
         network = measure("127.0.0.1", listener.port, listener.key)
     assert network.tcp_bytes_s is not None
     assert network.tcp_bytes_s > 0
@@ -51,7 +51,7 @@ def test_a_measurement_has_bandwidth_and_latency() -> None:
 
 
 def test_a_caller_without_the_key_is_left_out() -> None:
-    with listening("127.0.0.1") as listener:
+    with open_listener("127.0.0.1") as listener:
         place = "127.0.0.1", listener.port
         with closing(socket.create_connection(place, hang_s())) as stranger:
             stranger.sendall(bytes(ends.KEY_BYTES) + b"c" + b"p")

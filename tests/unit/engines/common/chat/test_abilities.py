@@ -26,7 +26,7 @@ CALL = json.dumps({"city": "Paris", "unit": "celsius"})
 SHOWN = Abilities.uniform(Ability(state="proven", evidence="seen"))
 
 
-def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 8192) -> Plan:
+def chat_plan(tools: str = "hermes", reasoning: str = "qwen3", context: int = 8192) -> Plan:
     new_plan = plan()
     choices = {name: StrChoice(value=value, reason=f"because of {value}", source="test") for name,
         value in
@@ -86,17 +86,17 @@ def test_a_value_of_another_type_does_not_fit(text: str) -> None:
 
 
 def test_a_model_is_asked_about_abilities_with_a_parser() -> None:
-    assert set(questions(chatting())) == {"tools", "required_tools", "reasoning", "json_schema"}
-    assert set(questions(chatting("none", "none"))) == {"json_schema"}
-    silent = abilities_by_plan(chatting("none", "qwen3"))
+    assert set(questions(chat_plan())) == {"tools", "required_tools", "reasoning", "json_schema"}
+    assert set(questions(chat_plan("none", "none"))) == {"json_schema"}
+    silent = abilities_by_plan(chat_plan("none", "qwen3"))
     assert (silent.tools.state, silent.tools.evidence) == ("not proven", "because of none")
     assert silent.reasoning.state == silent.json_schema.state == "unknown"
 
 
 def test_a_model_that_does_not_chat_is_not_asked() -> None:
-    chat_plan = chatting()
+    model_plan = chat_plan()
     base, embeds = (
-        chat_plan.evolve(model=chat_plan.model.evolve(**change))
+        model_plan.evolve(model=model_plan.model.evolve(**change))
         for change in ({"has_chat": False}, {"task": "embed"})
     )
     for plan_without_chat, why in ((base, "no chat template"), (embeds, "does not generate")):
@@ -109,11 +109,11 @@ def test_a_model_that_does_not_chat_is_not_asked() -> None:
 
 def test_thoughts_get_more_room_and_no_question_more_than_half_a_context() -> None:
     thinking, plain = (
-        questions(chatting(reasoning=parser))["json_schema"]["max_tokens"]
+        questions(chat_plan(reasoning=parser))["json_schema"]["max_tokens"]
         for parser in ("qwen3", "none")
     )
     assert thinking > plain
-    assert {body["max_tokens"] for body in questions(chatting(context=128)).values()} == {64}
+    assert {body["max_tokens"] for body in questions(chat_plan(context=128)).values()} == {64}
 
 
 def test_equal_plans_are_probed_once() -> None:
@@ -130,7 +130,7 @@ def test_equal_plans_are_probed_once() -> None:
 
 
 def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
-    abilities = abilities_by_plan(chatting())
+    abilities = abilities_by_plan(chat_plan())
     dead_attempt = attempt(1, "failed", started_at=10.0, abilities=abilities, fingerprint="another")
     assert was_ended_by_asking(dead_attempt)
     earlier_value = earlier(attempt(2, started_at=20.0), [dead_attempt], 0.0)
@@ -152,6 +152,6 @@ def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
 
 
 def test_a_question_without_an_answer_is_asked_again_at_the_next_start() -> None:
-    abilities = abilities_by_plan(chatting())
+    abilities = abilities_by_plan(chat_plan())
     attempt_in_service = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=abilities)
     assert earlier(attempt(2, started_at=20.0), [attempt_in_service], 0.0) is None

@@ -19,7 +19,7 @@ PROMPT = "{%- if add_generation_prompt %}"
 HERMES = '<tool_call>\n{"name": {{ tool.name }}}\n</tool_call>'
 
 
-def taught(
+def model_of_template(
     template: str | None,
     model_type: str = "llama",
     tokens: tuple[str, ...] = ("<think>", "</think>"),
@@ -52,7 +52,7 @@ def taught(
 def test_the_template_decides_the_parser_of_tool_calls(
     template: str, model_type: str, vllm: str, sglang: str
 ) -> None:
-    model = taught(template, model_type)
+    model = model_of_template(template, model_type)
     assert TABLE.writing(model).tool_parser(PROFILES.engine(VLLM_REF)).value == vllm
     assert TABLE.writing(model).tool_parser(PROFILES.engine(SGLANG_REF)).value == sglang
 
@@ -69,12 +69,13 @@ def test_the_template_decides_the_parser_of_tool_calls(
 )
 def test_the_template_decides_the_parser_of_thoughts(template: str, parser: str) -> None:
     assert (
-        TABLE.writing(taught(template)).reasoning_parser(PROFILES.engine(VLLM_REF)).value == parser
+        TABLE.writing(model_of_template(template)).reasoning_parser(PROFILES.engine(VLLM_REF)).value
+        == parser
     )
 
 
 def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
-    model = taught("<|open|>tools<|close|>")
+    model = model_of_template("<|open|>tools<|close|>")
     assert TABLE.writing(model).tool_parser(PROFILES.engine(VLLM_REF)).value == "kimi_k3"
     old_tool_parser = TABLE.writing(model).tool_parser(PROFILES.engine("vllm==0.18.0"))
     assert (old_tool_parser.value, old_tool_parser.reason) == (
@@ -85,14 +86,14 @@ def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
 
 def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
     reasoning_parser = TABLE.writing(
-        taught("</think>{% if enable_thinking %}", tokens=())
+        model_of_template("</think>{% if enable_thinking %}", tokens=())
     ).reasoning_parser(PROFILES.engine(VLLM_REF))
     assert (reasoning_parser.value, "<think> as a token of its own" in reasoning_parser.reason) == (
         NO_PARSER,
         True,
     )
     assert (
-        TABLE.writing(taught("[THINK]", "mistral3"))
+        TABLE.writing(model_of_template("[THINK]", "mistral3"))
         .reasoning_parser(PROFILES.engine(VLLM_REF))
         .value
         == NO_PARSER
@@ -100,9 +101,9 @@ def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> No
 
 
 def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> None:
-    tool_parser = TABLE.writing(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(
-        PROFILES.engine(VLLM_REF)
-    )
+    tool_parser = TABLE.writing(
+        model_of_template("{{ '<start_of_turn>' + role }}", "gemma3")
+    ).tool_parser(PROFILES.engine(VLLM_REF))
     assert (tool_parser.value, "give it with --chat-template FILE" in tool_parser.reason) == (
         NO_PARSER,
         True,
@@ -111,10 +112,10 @@ def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> N
 
 def test_a_model_without_template_or_words_has_none() -> None:
     assert (
-        TABLE.writing(taught(None)).tool_parser(PROFILES.engine(VLLM_REF)).reason
+        TABLE.writing(model_of_template(None)).tool_parser(PROFILES.engine(VLLM_REF)).reason
         == "the model has no chat template"
     )
-    embeds = taught(HERMES).evolve(task="embed")
+    embeds = model_of_template(HERMES).evolve(task="embed")
     assert (
         TABLE.writing(embeds).tool_parser(PROFILES.engine(VLLM_REF)).reason
         == "the task of the model is embed"
@@ -130,10 +131,16 @@ def test_every_parser_of_the_table_is_one_of_some_version() -> None:
 
 def test_the_plan_starts_the_engine_with_both_parsers() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
-    model = taught(HERMES + "</think>{% if enable_thinking %}", "qwen3")
+    model = model_of_template(HERMES + "</think>{% if enable_thinking %}", "qwen3")
     hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(
-        model, hardware, engines, wish(), rules=rules, speed_knowledge=PROFILES.pace, parsers=TABLE
+        model,
+        hardware,
+        engines,
+        wish(),
+        rules=rules,
+        speed_knowledge=PROFILES.speed_knowledge,
+        parsers=TABLE,
     ).plans[0]
     assert (best.tool_parser.value, best.reasoning_parser.value) == ("hermes", "qwen3")
     assert {
@@ -149,12 +156,12 @@ def test_a_user_has_the_last_word() -> None:
     request = wish(args={"tool-call-parser": "mistral"})
     hardware, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(
-        taught(HERMES),
+        model_of_template(HERMES),
         hardware,
         engines,
         request,
         rules=rules,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
         parsers=TABLE,
     ).plans[0]
     assert (best.tool_parser.value, best.tool_parser.source) == ("mistral", "user")

@@ -32,7 +32,7 @@ TOOLS = [
 ]
 
 
-def calling(*cities: str) -> list[dict[str, Any]]:
+def conversation_with_calls(*cities: str) -> list[dict[str, Any]]:
     """A conversation in which the model has called the tool, as engines give it to templates."""
     calls = [
         {"id": ID, "function": {"name": "get_weather", "arguments": {"city": city, "days": 3}}}
@@ -137,7 +137,7 @@ CASES: list[tuple[str, set[str], str, tuple[str, ...]]] = [
 def test_a_broken_template_is_mended(
     text: str, names: set[str], error: str, parts: tuple[str, ...]
 ) -> None:
-    conversation = calling("Paris", "Lima")
+    conversation = conversation_with_calls("Paris", "Lima")
     if error:
         with pytest.raises((TemplateError, TypeError), match=error):
             render(text, conversation)

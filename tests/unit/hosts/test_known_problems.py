@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.known_problems import KnownProblems
+from gateway.hosts.known_problems import KnownProblems
 
 
 def test_a_problem_is_new_once_until_it_changes_or_was_away() -> None:

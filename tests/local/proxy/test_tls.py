@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import SettingsError
+from gateway.proxy.tls import Certificate, CertificatePair, server_context
 from gateway.secret import Secret
-from gateway.tls import Certificate, CertificatePair, server_context
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import scripted_gateway
 from tests.support.dataplane import Gateway, until
@@ -168,7 +168,7 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
             connection.close()
         assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
         await until(lambda: limiter.admitted_count == 0)
-        monkeypatch.setattr("gateway.tls.HANDSHAKE_S", 0.1)
+        monkeypatch.setattr("gateway.proxy.tls.HANDSHAKE_S", 0.1)
         [slow] = hold_connections(gateway.port, "127.0.0.1", 1)
         assert slow.recv(1) == b""
         slow.close()
