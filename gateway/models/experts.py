@@ -23,14 +23,22 @@ _FUNCTIONS = {
 _CLAMPED_FAMILIES = {"deepseek_v4", "minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3_text"}
 # Families whose router always renormalizes. Those in _CONFIGURED_FAMILIES follow `norm_topk_prob`.
 _RENORMALIZED_FAMILIES = {
+    "dbrx",
     "gpt_oss",
     "mixtral",
     "gemma4",
     "gemma4_text",
     "granitemoe",
     "granitemoehybrid",
+    "granitemoeshared",
     "qwen3_5_moe_text",
 }
+# Families whose router never renormalizes: models/olmoe.py, jamba.py of 0.33.0.
+_PLAIN_FAMILIES = {"olmoe", "jamba"}
+# Families whose router no kernel computes: softmax with a bias, or a function of their own.
+# models/ernie45_moe.py, longcat_flash.py, phimoe.py of 0.33.0; get_routing_method_type in
+# layers/fused_moe/config.py (0.26.0, 0.33.0:135).
+_UNSPECIFIED_FAMILIES = {"ernie4_5_moe", "longcat_flash", "phimoe"}
 _CONFIGURED_FAMILIES = {"qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "deepseek_v2"}
 _GROUPED_FAMILIES = {
     "deepseek_v3",
@@ -38,6 +46,9 @@ _GROUPED_FAMILIES = {
     "deepseek_v32",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm_moe_dsa",
+    "exaone_moe",
+    "mimo_v2_flash",
     "nemotron_h",
 }
 _ORIGINS = {
@@ -93,6 +104,10 @@ def _routing_method(config: Mapping[str, Any], family: str) -> str:
         return "deepseek" if normalized is not False and config.get("n_group") else ""
     if family in _RENORMALIZED_FAMILIES:
         return "renormalize"
+    if family in _PLAIN_FAMILIES:
+        return "default"
+    if family in _UNSPECIFIED_FAMILIES:
+        return "unspecified"
     if family == "minimax_m2":
         return "minimax" if config.get("scoring_func") == "sigmoid" else ""
     if family == "qwen3_next":

@@ -198,7 +198,8 @@ def server_attention(
         chunk=chunk,
     )
     flags = rules.undescribed_flags(args, model)
-    fields = sorted(config.keys() & set(rules.own_fields))
+    # A field that is off is the engine's default: getattr(config, "language_model_only", False).
+    fields = sorted(field for field in rules.own_fields if config.get(field))
     if flags or fields:
         chosen_selection = _unknown_selection(
             f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes"

@@ -104,7 +104,7 @@ class BackendRules(RuleFile):
     # These architectures have engine settings that these rules do not describe.
     own_backends: tuple[str, ...]
     own_backends_source: str = ""
-    own_fields: tuple[str, ...] = ()  # of config.json, with which the same holds
+    own_fields: tuple[str, ...] = ()  # of config.json; where one is set, the same holds
     # The best comes first of the backends to force where the engine's own choice is refused.
     repairs: tuple[str, ...] = ()
     # These flags decide, and these rules do not describe them.

@@ -46,6 +46,10 @@ _DS_MLA_BYTES = 656
 # One float32 follows the keys, and one the values, of a head. TritonAttentionBackend,
 # customize_spec in vllm/v1/attention/backends/triton_attn.py (0.33.0:308).
 _SCALE_BYTES = 4
+# Convolutions of these kinds keep the inputs of drafted tokens too: num_spec of
+# MambaStateShapeCalculator in vllm/model_executor/layers/mamba/mamba_utils.py (0.26.0:171-245,
+# 0.33.0:195-304).
+_DRAFTED_KINDS = ("gdn", "kda", "mamba2")
 # FlashInfer's delta rule can leave a state at multiples of this many tokens. vllm 0.33.0,
 # v1/attention/backends/gdn_attn.py:34
 _DELTA_STEP = 64
@@ -204,7 +208,7 @@ def plan_cache_layout(
     if caches_prefixes is None:
         caches_prefixes = not stateful or "prefixes_of_states" in traits
     state = max(
-        (state_bytes(group.recurrent, tp, dtype) for group in stateful if group.recurrent),
+        (state_bytes(group.recurrent, tp, dtype, drafts) for group in stateful if group.recurrent),
         default=0,
     )
     if state > 0:
@@ -282,13 +286,17 @@ def _attention_tables(
     return [table for table in tables if table.layers > 0 and table.page > 0]
 
 
-def state_bytes(recurrent: Recurrent, tp: int, dtype: str) -> int:
+def state_bytes(recurrent: Recurrent, tp: int, dtype: str, drafts: int = 0) -> int:
     """Bytes of the state that one recurrent layer keeps of a sequence on one rank, unpadded.
+
+    drafts: drafted tokens of a step.
 
     Source: MambaStateShapeCalculator and MambaStateDtypeCalculator in
     vllm/model_executor/layers/mamba/mamba_utils.py.
     """
     matrices = recurrent.dtype or ("float32" if recurrent.kind == "kda" else dtype)
+    if drafts and recurrent.kind in _DRAFTED_KINDS:
+        recurrent = recurrent.evolve(conv_kernel=recurrent.conv_kernel + drafts)
     return states.state_bytes(recurrent, tp, inputs=dtype, matrices=matrices)
 
 

@@ -290,7 +290,7 @@ def _latent(
 ) -> tuple[list[LinearLayer], AttentionGroup]:
     """Latent attention: latents are replicated, heads are sharded."""
     latent = fields.integer("kv_lora_rank")
-    rope = fields.integer("qk_rope_head_dim", default=64)
+    rope = fields.integer("qk_rope_head_dim", default=64, minimum=0)  # 0: GLM-5.3-Flash
     nope_dim = fields.integer("qk_nope_head_dim", default=128)
     value = fields.integer("v_head_dim", default=128)
     rank = fields.largest(("q_lora_rank",), default=0)
@@ -342,15 +342,8 @@ def _recurrent(
 ) -> tuple[list[LinearLayer], Recurrent]:
     """A recurrent layer in the form of Mamba 2; the matrix of a convolution is negligible."""
     linear = fields.config.get("linear_attn_config")
-    if isinstance(linear, Mapping):
-        state_fields = {
-            "linear_num_heads": linear.get("num_heads"),
-            "linear_head_dim": linear.get("head_dim"),
-        }
-        fields = Fields(
-            {**fields.config, **state_fields, "linear_key_head_dim": linear.get("head_dim")},
-            fields.source,
-        )
+    if isinstance(linear, Mapping) and {"num_heads", "head_dim"} <= linear.keys():
+        return _delta_attention(Fields(linear, fields.source), path, numbers, hidden)
     inner_size = fields.largest(("mamba_d_ssm", "mamba_intermediate_size"), default=0)
     heads = fields.largest(STATE_HEADS, default=0)
     rows = fields.largest(STATE_ROWS, default=0)
@@ -380,6 +373,41 @@ def _recurrent(
         groups=groups,
         conv_channels=inner_size + shared_size,
         conv_kernel=kernel,
+    )
+    return linears, state
+
+
+def _delta_attention(
+    fields: Fields, path: str, numbers: Sequence[int], hidden: int
+) -> tuple[list[LinearLayer], Recurrent]:
+    """Kimi Delta Attention, with gates of low rank.
+
+    Source: vllm/models/glm5next/common/kda.py of 0.33.0, kimi_linear.py of 0.26.0.
+    """
+    heads = fields.integer("num_heads")
+    size = fields.integer("head_dim")
+    inner_size = heads * size
+    linears = [
+        LinearLayer(f"{path}.{name}_proj", numbers, hidden, (inner_size,), "column", heads=heads)
+        for name in ("q", "k", "v")
+    ]
+    for name in ("f", "g"):
+        linears += [
+            LinearLayer(f"{path}.{name}_a_proj", numbers, hidden, (size,), "replicated"),
+            LinearLayer(f"{path}.{name}_b_proj", numbers, size, (inner_size,), "column"),
+        ]
+    linears += [
+        LinearLayer(f"{path}.b_proj", numbers, hidden, (heads,), "column", is_quantizable=False),
+        LinearLayer(f"{path}.o_proj", numbers, inner_size, (hidden,), "row"),
+    ]
+    state = Recurrent(
+        kind="kda",
+        heads=heads,
+        rows=size,
+        columns=size,
+        groups=heads,
+        conv_channels=3 * inner_size,
+        conv_kernel=fields.integer("short_conv_kernel_size", default=4),
     )
     return linears, state
 

@@ -122,14 +122,22 @@ RENAMES: Mapping[str, Renames] = {
 # vllm/model_executor/models/registry.py.
 _CLASSES = {
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "InternLM3ForCausalLM": "llama",
+    "IQuestCoderForCausalLM": "llama",
+    "LLaMAForCausalLM": "llama",
     "LlamaForCausalLM": "llama",
+    "Ministral3ForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
+    "TeleChat3ForCausalLM": "llama",
 }
 _CLASSES |= {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
+# Text models within a larger one mostly name no class: their model_type decides, by the table
+# MODEL_FOR_CAUSAL_LM_MAPPING_NAMES of transformers (models/auto/modeling_auto.py).
+_TEXT_CLASSES = {"ministral3": "Ministral3ForCausalLM"}
 
 
 def build_blueprint(
@@ -182,13 +190,7 @@ def _exact_blueprint(
 ) -> Blueprint | None:
     """The blueprint of a known family; None: unknown."""
     top = Fields(config, source)
-    outer_type = top.word("model_type")
-    if (
-        outer_type not in FAMILIES
-        and outer_type not in VARIED_FAMILIES
-        and outer_type not in NESTED_FAMILIES
-    ):
-        outer_type = _CLASSES.get(top.first_word("architectures"), outer_type)
+    outer_type = _family_name(top)
     if config.get("text_config") is None:
         return _family_blueprint(top, outer_type, "model", traits)
     text = top.mapping("text_config", {})
@@ -198,7 +200,7 @@ def _exact_blueprint(
     if nested.outer_ties and "tie_word_embeddings" in config:
         text = {**text, "tie_word_embeddings": config["tie_word_embeddings"]}
     fields = Fields(text, source)
-    inner_blueprint = _family_blueprint(fields, fields.word("model_type"), nested.path, traits)
+    inner_blueprint = _family_blueprint(fields, _family_name(fields), nested.path, traits)
     if inner_blueprint is None:
         return None
     outer_blueprint = nested.around(top)
@@ -210,6 +212,16 @@ def _exact_blueprint(
         inner_blueprint.attention + outer_blueprint.attention,
         inner_blueprint.parameters + outer_blueprint.parameters,
     )
+
+
+def _family_name(fields: Fields) -> str:
+    """The family whose reader these fields have, by their model_type or else by their class."""
+    name = fields.word("model_type")
+    if name in FAMILIES or name in VARIED_FAMILIES or name in NESTED_FAMILIES:
+        return name
+    if fields.config.get("architectures"):
+        return _CLASSES.get(fields.first_word("architectures"), name)
+    return _CLASSES.get(_TEXT_CLASSES.get(name, ""), name)
 
 
 def depends_on_version(config: Mapping[str, Any]) -> bool:

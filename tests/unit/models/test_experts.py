@@ -31,3 +31,19 @@ def test_a_config_names_the_activation_and_its_limit(
 ) -> None:
     traits = expert_traits(published_model("qwen3-8b").evolve(config=config))
     assert (traits.function, traits.clamped) == (function, clamped)
+
+
+@pytest.mark.parametrize(
+    ("config", "routing"),
+    [
+        ({"model_type": "ernie4_5_moe"}, "unspecified"),
+        ({"model_type": "phimoe"}, "unspecified"),
+        ({"model_type": "olmoe", "norm_topk_prob": True}, "default"),
+        ({"model_type": "dbrx"}, "renormalize"),
+        ({"model_type": "glm_moe_dsa", "n_group": 1, "norm_topk_prob": True}, "deepseek"),
+        ({"model_type": "mimo_v2_flash", "n_group": 1, "norm_topk_prob": False}, ""),
+        ({"model_type": "other"}, ""),
+    ],
+)
+def test_a_class_decides_how_experts_are_chosen(config: dict[str, Any], routing: str) -> None:
+    assert expert_traits(published_model("qwen3-8b").evolve(config=config)).routing == routing

@@ -260,3 +260,25 @@ def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None
     assert built_model.attention
     assert all(layer.count >= 1 and min(layer.k, layer.n) >= 1 for layer in built_model.linears)
     assert all(tensor.count >= 1 and min(tensor.shape) >= 1 for tensor in built_model.other_tensors)
+
+
+@pytest.mark.parametrize(
+    ("outer_fields", "text_fields"),
+    [
+        ({"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3"}, None),
+        ({"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}, None),
+        ({"architectures": ["TeleChat3ForCausalLM"], "model_type": "telechat3"}, None),
+        # Ministral 3 names no class in its text_config.
+        ({}, {"model_type": "ministral3", "architectures": None}),
+    ],
+)
+def test_a_class_of_another_family_has_its_layers(
+    outer_fields: dict[str, Any], text_fields: dict[str, Any] | None
+) -> None:
+    """The rows of vllm/model_executor/models/registry.py: two names of one class."""
+    name = "mistral-7b-v0.3" if text_fields is None else "mistral-small-3.2-24b"
+    fields = config(name, **outer_fields)
+    if text_fields is not None:
+        fields["text_config"] |= text_fields
+    assert build_blueprint(fields, "m") == build_blueprint(config(name), "m")
+    assert not model_from_config(fields).guessed

@@ -13,10 +13,14 @@ SCALED_END = "_per_token_head"
 
 
 def stored_bytes(kv_dtype: str, item_bytes: int) -> float:
-    """Bytes of one number of a cache of `kv_dtype`, without scales. item_bytes: of one of the
-    activations."""
+    """Bytes of one number of a cache of `kv_dtype`, without scales of heads or tokens.
+
+    item_bytes: bytes of one number of the activations.
+    """
     if kv_dtype.startswith("int4"):
         return 0.5
+    if kv_dtype == "nvfp4":
+        return 0.5 + 1 / 16  # with the scale of 16 numbers: nvfp4_kv_cache_full_dim
     return 1 if kv_dtype.startswith(("fp8", "int8")) else item_bytes
 
 

@@ -104,6 +104,25 @@ def test_attention_outside_the_rules_is_unknown() -> None:
     assert all(row.backend is None and row.refusals[0].reason for row in attention_rows)
 
 
+@pytest.mark.parametrize(("is_text_only", "backend"), [(False, "triton"), (True, None)])
+def test_a_field_of_config_json_that_is_off_changes_no_backend(
+    is_text_only: bool, backend: str | None
+) -> None:
+    """Qwen publishes `"language_model_only": false`."""
+    spec = model("qwen3.5-9b")
+    config = {**spec.config, "language_model_only": is_text_only}
+    attention_rows = server_attention(
+        spec.attention,
+        rules(NEWEST_SGLANG),
+        Rank(capability="8.6"),
+        spec.architecture,
+        config,
+        24 << 30,
+        {},
+    )
+    assert {row.backend for row in attention_rows if row.kind == "recurrent"} == {backend}
+
+
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_cache_without_prefixes_decides_for_states_on_data_center_blackwell(version: str) -> None:
     args = {"disable-radix-cache": True}

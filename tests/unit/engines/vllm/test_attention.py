@@ -224,7 +224,7 @@ def test_a_forced_backend_is_the_only_candidate() -> None:
 
 def test_attention_outside_the_rules_is_unknown() -> None:
     assert choose(NEWEST_VLLM, "8.6", forced_name="HPC_ATTN").status == "unknown"
-    assert choose(NEWEST_VLLM, "8.6", kv_dtype="nvfp4").status == "unknown"
+    assert choose(NEWEST_VLLM, "8.6", kv_dtype="turboquant_k8v4").status == "unknown"
     assert choose(NEWEST_VLLM, "", head_dim=64).status == "unknown"
     assert choose(NEWEST_VLLM, "8.6", kind="recurrent").status == "unknown"
     (row,) = rows(
@@ -451,3 +451,42 @@ def test_heads_beyond_the_shared_memory_of_turing_are_refused(
             (heads,), RULES[version], turing._replace(capability="8.0"), forced_name=backend
         )
         assert row.backend == backend
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "head_dim", "backend"),
+    [
+        ("0.26.0", "10.0", 128, "FLASHINFER"),
+        ("0.26.0", "12.0", 128, None),  # vllm issue 49011
+        ("0.33.0", "12.0", 128, "FLASHINFER"),
+        ("0.33.0", "8.6", 256, "FLASHINFER"),
+        ("0.33.0", "8.6", 64, None),
+        ("0.33.0", "10.0", 64, "FLASHINFER"),
+    ],
+)
+def test_a_cache_in_nvfp4_has_the_backend_of_its_version(
+    version: str, capability: str, head_dim: int, backend: str | None
+) -> None:
+    """FlashInferBackend.supports_kv_cache_dtype and supports_combination of both versions."""
+    choice = choose(version, capability, head_dim=head_dim, kv_dtype="nvfp4")
+    assert (choice.status, choice.backend) == ("ok" if backend else "none", backend)
+
+
+@pytest.mark.parametrize(
+    ("capability", "backend"),
+    [("8.9", None), ("9.0", "FLASHINFER_MLA_SPARSE_SM90"), ("12.0", "FLASHINFER_MLA_SPARSE_SM120")],
+)
+def test_sparse_heads_without_a_rotary_part_take_a_backend_of_the_lists(
+    capability: str, backend: str | None
+) -> None:
+    """GLM-5.3-Flash on eight RTX 4090 is refused: vllm issue 54059."""
+    layer = group("mla", 512, heads=8, kv_heads=1, value_dim=512, index_dim=128)
+    text = {"qk_rope_head_dim": 0, "qk_nope_head_dim": 256, "kv_lora_rank": 512}
+    (row,) = rows(
+        NEWEST_VLLM,
+        capability,
+        layer,
+        architecture="Glm5NextForConditionalGeneration",
+        config={"text_config": {**text, "v_head_dim": 256, "index_topk": 2048}},
+    )
+    assert (row.status, row.backend) == ("ok" if backend else "none", backend)

@@ -14,7 +14,8 @@ from gateway.engines.vllm.kv_cache import plan_cache_layout, state_bytes
 from gateway.models.rank import Rank
 from tests.conformance.kv_questions import LENGTHS
 from tests.support.cached_models import MODELS, full, recurrent, sliding
-from tests.support.published import TRAITS, published_model
+from tests.support.published import TRAITS, model_from_config, published_model
+from tests.support.stateful_cases import QWEN_27B
 from tests.support.versions import NEWEST_VLLM
 
 READ = [
@@ -44,6 +45,21 @@ def test_a_state_is_kept_before_the_first_token() -> None:
     assert kv_cache.bytes_for(1, 2048) == kv_cache.state_bytes + kv_cache.block_bytes
     lone_cache = plan_cache_layout(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
     assert (lone_cache.bytes_per_token, lone_cache.bytes_for(100000, 2048)) == (0, 30 * 1097728)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "drafts", "block"),
+    [("fp8", 0, 1568), ("fp8", 3, 1600), ("nvfp4", 0, 2784), ("nvfp4", 3, 2848)],
+)
+def test_a_convolution_keeps_the_inputs_of_drafted_tokens(
+    kv_dtype: str, drafts: int, block: int
+) -> None:
+    """Blocks that owners of Qwen3.8-27B report: 1600 and 2848 with three drafted tokens (vllm pull
+    request 46329)."""
+    attention = model_from_config(QWEN_27B).attention
+    rank = Rank(kv_dtype=kv_dtype, capability="8.6")
+    layout = plan_cache_layout(attention, rank, 16, TRAITS["0.26.0"], drafts=drafts)
+    assert layout.block_tokens == block
 
 
 def test_a_convolution_has_groups_enough_for_every_rank() -> None:
@@ -181,19 +197,34 @@ def test_an_indexer_beside_keys_and_values_keeps_keys_of_its_own() -> None:
     assert sparse.bytes_per_token - plain.bytes_per_token == 4 * 128 * 2
 
 
-def test_each_drafted_token_takes_a_state_of_a_request() -> None:
-    # Qwen3.6-27B in FP8 on two RTX 5090: 14.68 GiB beside a drafting layer of three tokens are
-    # 841,541 tokens in blocks of 1,568 (vLLM 0.25.1, github.com/noonghunna/club-3090 issue 849).
+@pytest.mark.parametrize(
+    ("version", "gib", "caches_prefixes", "tokens"),
+    [
+        ("0.25.1, issue 849, two RTX 5090", 14.68, False, 841_541),
+        ("0.25.1, issue 642, two RTX 3090", 11.05, True, 623_873),
+        ("0.24.0, issue 594, two RTX 3090", 5.33, True, 300_220),
+    ],
+)
+def test_each_drafted_token_takes_a_state_of_a_request(
+    version: str, gib: float, caches_prefixes: bool, tokens: int
+) -> None:
+    """Owners of Qwen3.6-27B on two GPUs with a drafting layer of three tokens, of
+    github.com/noonghunna/club-3090. Their logs round the pool to 0.01 GiB."""
     attention = (full(17, 4, 256), recurrent(48, "gdn", 48, 128, 128, 16, dtype="float32"))
-    rank = Rank(tp=2, kv_dtype="fp8", capability="12.0")
-    drafting = plan_cache_layout(attention, rank, 16, TRAITS["0.26.0"], drafts=3)
-    pool = int(14.68 * 1024**3)
-    assert drafting.block_tokens == 1568
-    assert drafting.requests(pool, 262144, 8192) * 262144 == pytest.approx(841_541, rel=0.005)
-    plain = plan_cache_layout(attention, rank, 16, TRAITS["0.26.0"])
+    rank = Rank(tp=2, kv_dtype="fp8", capability="8.6")
+    drafting = plan_cache_layout(
+        attention, rank, 16, TRAITS["0.26.0"], caches_prefixes=caches_prefixes, drafts=3
+    )
+    assert drafting.block_tokens == 1600
+    pools = (int((gib + error) * 1024**3) for error in (-0.005, 0, 0.005))
+    assert tokens in {int(drafting.requests(pool, 262144, 8192) * 262144) for pool in pools}
+    plain = plan_cache_layout(
+        attention, rank, 16, TRAITS["0.26.0"], caches_prefixes=caches_prefixes
+    )
     states = plain.tables[1].count
     assert drafting.blocks_for(1000, 8192) == plain.blocks_for(1000, 8192) + 3 * states
-    assert drafting.state_bytes == plain.state_bytes + 3 * states * plain.block_bytes
+    plain_blocks = plain.state_bytes // plain.block_bytes
+    assert drafting.state_bytes == (plain_blocks + 3 * states) * drafting.block_bytes
 
 
 def test_a_state_for_every_block_has_further_ones_for_drafted_tokens() -> None:

@@ -328,6 +328,29 @@ def test_kinds_of_layers_are_read_from_names_in_published_configs(
     assert {group.kind: group.layers for group in unheard(**fields).attention} == groups
 
 
+def test_delta_attention_has_a_projection_for_each_input_and_a_state_of_its_kind() -> None:
+    """The layers of GLM-5.3-Flash: vllm/models/glm5next/common/kda.py of 0.33.0."""
+    delta = {"num_heads": 64, "head_dim": 128, "short_conv_kernel_size": 4}
+    spec = unheard(linear_attn_config={**delta, "full_attn_layers": [4, 8]})
+    (state,) = [group.recurrent for group in spec.attention if group.recurrent]
+    assert (state.kind, state.heads, state.rows, state.columns) == ("kda", 64, 128, 128)
+    assert (state.conv_channels, state.conv_kernel) == (3 * 8192, 4)
+    widths = {
+        layer.name.rpartition(".")[2]: layer.n
+        for layer in build(spec).linears
+        if ".mixer." in layer.name
+    }
+    inputs = {"q_proj": 8192, "k_proj": 8192, "v_proj": 8192, "b_proj": 64}
+    gates = {"f_a_proj": 128, "f_b_proj": 8192, "g_a_proj": 128, "g_b_proj": 8192}
+    assert widths == inputs | gates | {"o_proj": unheard().hidden}
+
+
+def test_latent_heads_may_have_no_rotary_part() -> None:
+    """GLM-5.3-Flash publishes `"qk_rope_head_dim": 0`."""
+    (group,) = unheard(kv_lora_rank=512, qk_rope_head_dim=0).attention
+    assert (group.kind, group.head_dim) == ("mla", 512)
+
+
 def test_the_text_model_stands_where_configs_put_it_and_a_known_one_is_read_exactly() -> None:
     text = config("qwen3-8b")
     vision = {"depth": 4, "hidden_size": 64, "intermediate_size": 256, "num_heads": 2}
