@@ -127,6 +127,12 @@ class Settings(BaseModel):
     profiles_dir: Path | None = Field(
         None, description="folder of profiles that add to the shipped ones and win over them"
     )
+    knowledge_keys: Path | None = Field(
+        None,
+        description=(
+            "folder with public keys (NAME.pem) that may sign knowledge bundles: docs/knowledge.md"
+        ),
+    )
     admin_key: Secret | None = Field(
         None, description="bearer key for everything; at least 8 characters"
     )
@@ -650,6 +656,7 @@ class Settings(BaseModel):
         "models_file",
         "prices",
         "profiles_dir",
+        "knowledge_keys",
         "agent_socket",
     )
     @classmethod

@@ -46,7 +46,7 @@ def _measure_without_gateway(settings: Settings) -> CalibrationResult:
         store = open_store(settings.data / "fitserve.db")
         try:
             store.changeable()
-            profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
+            profiles = Profiles(settings.profiles_dir, data=settings.data)
             calibrator = Calibrator(inquiry_host(settings), profiles, settings.data / "asking")
             hardware = allowed_devices(settings.data, settings).mark(probe(settings.data))
             result = asyncio.run(calibrator.measure(hardware, {}))

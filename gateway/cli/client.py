@@ -42,11 +42,13 @@ def call(
     *,
     timeout_s: float | None = _PATIENCE_S,
     idempotency_key: str = "",
+    content: bytes | None = None,
 ) -> Answer:
     """The JSON answer. timeout_s None: no time limit. Raises the gateway's own error, or NotReady
     when nothing answers.
 
     idempotency_key: a request with one is sent again when its answer is lost.
+    content: the bytes of a body that is not JSON.
     """
     import httpx
 
@@ -54,7 +56,7 @@ def call(
         headers = {"idempotency-key": idempotency_key} if idempotency_key else None
         try:
             try:
-                response = client.request(method, path, json=body, headers=headers)
+                response = client.request(method, path, json=body, headers=headers, content=content)
             except (httpx.ReadError, httpx.RemoteProtocolError):
                 if headers is None:
                     raise

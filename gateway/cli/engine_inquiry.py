@@ -28,7 +28,8 @@ def allowed_images() -> AllowedImages | None:
     settings = load_settings()
     if settings.runs_processes:
         return None
-    return Profiles(settings.profiles_dir).allowed_images(settings.allowed_images)
+    profiles = Profiles(settings.profiles_dir, data=settings.data)
+    return profiles.allowed_images(settings.allowed_images)
 
 
 def inquiry_host(

@@ -60,7 +60,8 @@ def _switches() -> Mapping[str, bool]:
     from gateway.settings import load_settings
 
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir, cache=settings.data / "profiles.msgpack")
+    data = settings.data
+    profiles = Profiles(settings.profiles_dir, cache=data / "profiles.msgpack", data=data)
     engines = profiles.newest_of_each_kind()
     return {
         name: flag.type == "bool"

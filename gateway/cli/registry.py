@@ -68,6 +68,7 @@ SECTIONS = {
         "backup": "files.backup.backup",
         "restore": "files.backup.restore",
         "engine": "engine.app",
+        "knowledge": "knowledge.app",
         "completion": "completion.completion",
     },
 }

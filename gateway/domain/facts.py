@@ -186,6 +186,7 @@ EventKind = Literal[
     "key.removed",
     "budget.warning",
     "budget.exhausted",
+    "knowledge.changed",
 ]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 

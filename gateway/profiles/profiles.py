@@ -29,6 +29,7 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.profiles.knowledge_folder import KnowledgeFolder
 from gateway.profiles.profile_tables import ProfileTables, shipped_profiles, validate
 from gateway.profiles.rule_sets import RuleSets
 
@@ -49,7 +50,8 @@ class Profiles(ProfileTables):
 
     extra: a user's folder, searched first.
     cache: the file of the cache (Documents).
-    learned_path: profiles that engine versions gave of themselves
+    data: the data folder. It has the knowledge bundle in use (gateway/profiles/knowledge_folder.py)
+        and profiles that engine versions gave of themselves
         (gateway/engines/inquiry/learned_profile.py).
     roots: the folders of another process's Profiles, in place of these.
     """
@@ -58,7 +60,7 @@ class Profiles(ProfileTables):
         self,
         extra: Path | None = None,
         cache: Path | None = None,
-        learned_path: Path | None = None,
+        data: Path | None = None,
         roots: tuple[Path, ...] = (),
     ) -> None:
         if extra is not None and not extra.is_dir():
@@ -72,16 +74,33 @@ class Profiles(ProfileTables):
                     f"The file {extra / name} has a form that is no longer read.",
                     hint=f"Move its rows into {extra / 'failures'}/: {now}.",
                 )
-        super().__init__(
-            roots
-            or (
-                *([extra] if extra else []),
-                shipped_profiles(),
-                *([learned_path] if learned_path else []),
-            ),
-            cache,
+        self._extra = extra
+        self._data = data
+        self._learned_path = data / "learned" if data is not None else None
+        super().__init__(roots or self._present_roots(), cache)
+        self._clear_engines()
+
+    def _present_roots(self) -> tuple[Path, ...]:
+        """The folders now: the user's, the taken bundle's or the shipped one, the learned one."""
+        bundle_profiles = (
+            KnowledgeFolder(self._data).profiles_in_use() if self._data is not None else None
         )
-        self._learned_path = learned_path
+        return (
+            *([self._extra] if self._extra else []),
+            bundle_profiles or shipped_profiles(),
+            *([self._learned_path] if self._learned_path else []),
+        )
+
+    def reload(self) -> None:
+        """Read from the folders that are in use now, after a change of the knowledge bundle."""
+        self.roots = self._present_roots()
+        for kind in type(self).__mro__:
+            for name, member in vars(kind).items():
+                if isinstance(member, cached_property):
+                    self.__dict__.pop(name, None)
+        self._clear_engines()
+
+    def _clear_engines(self) -> None:
         self._engines: dict[str, Engine] = {}
         self._learned_engines: dict[Path, tuple[int, Engine]] = {}
         self._heads: dict[str, dict[str, Any]] = {}

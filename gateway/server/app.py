@@ -16,6 +16,7 @@ from gateway.controller.events.webhook import webhooks
 from gateway.controller.loop import Loop
 from gateway.controller.steps.launcher import Launcher
 from gateway.diagnosis.signatures import Signatures
+from gateway.domain.facts import Event
 from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
@@ -66,6 +67,7 @@ from gateway.server.admin import (
     fact_routes,
     folder_routes,
     key_routes,
+    knowledge_routes,
     launch_routes,
     machine_routes,
     model_routes,
@@ -90,6 +92,7 @@ from gateway.server.identity.identities import (
     person_allowance,
     person_scopes,
 )
+from gateway.server.knowledge_keeper import KnowledgeKeeper
 from gateway.server.lifetime import Lifetime
 from gateway.server.metrics import gauges
 from gateway.server.metrics.engine_series import EngineSeries
@@ -114,6 +117,7 @@ _ROUTERS = (
     disk_routes.router,
     event_routes.router,
     fact_routes.router,
+    knowledge_routes.router,
     key_routes.router,
     backup_routes.router,
     launch_routes.router,
@@ -236,7 +240,7 @@ def build_front(
     plane = DataPlane(routes, keys, limits, metrics, limiter=limiter)
     return ServingParts(
         settings=settings,
-        profiles=Profiles(settings.profiles_dir, learned_path=settings.data / "learned"),
+        profiles=Profiles(settings.profiles_dir, data=settings.data),
         gpus=gpus or GpuWatch(allowed_devices=allowed_devices(settings.data, settings)),
         keys=keys,
         metrics=metrics,
@@ -291,8 +295,7 @@ async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = 
     Raises StoreError where the database cannot be opened.
     """
     settings, profiles = front.settings, front.profiles
-    database = settings.data / "fitserve.db"
-    store = await asyncio.to_thread(open_store, database)
+    store = await asyncio.to_thread(open_store, database := settings.data / "fitserve.db")
     instance = installation_id(database, store)
     keyring = await _load_keyring(app, front, store)
     allowed_images = front.profiles.allowed_images(settings.allowed_images)
@@ -301,7 +304,7 @@ async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = 
         settings.hf_endpoint, settings.hf_token, settings.data / "hub", models=settings.models
     )
     config = _planning_start(front, host, hub, allowed_images)
-    planning = PlanProcess(config)
+    planning, searches = PlanProcess(config), SearchProcess(config)
     networks = _watch_networks(front, host, store)
     launcher = Launcher(settings, host, profiles.engine_in_image, partial(download, hub))
     requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
@@ -328,7 +331,7 @@ async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = 
         host=host,
         hub=hub,
         planning=planning,
-        searches=SearchProcess(config),
+        searches=searches,
         folders=FolderBrowser(settings.browsable_folders),
         calibrator=Calibrator(host, front.profiles, settings.data / "asking"),
         launcher=launcher,
@@ -344,7 +347,29 @@ async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = 
         starts=gauges.StartCounter(),
         in_flight=front.workers or front.plane,
         batches=batches,
+        knowledge=_build_knowledge(front, planning, searches, loop, events),
     )
+
+
+def _build_knowledge(
+    front: ServingParts,
+    planning: PlanProcess,
+    searches: SearchProcess,
+    loop: Loop,
+    events: EventLog,
+) -> KnowledgeKeeper:
+    """The knowledge bundles. A change of them reaches all readers of profiles, and plans that
+    failed are made again."""
+
+    def apply_profiles(event: Event) -> None:
+        front.profiles.reload()
+        config = planning.config._replace(roots=tuple(map(str, front.profiles.roots)))
+        planning.config = searches.config = config
+        loop.fleet.forget_failed_plans()
+        loop.wake()
+        events.append((event,))
+
+    return KnowledgeKeeper(front.settings, apply_profiles)
 
 
 def _build_tuning(
@@ -431,13 +456,21 @@ def _signatures(front: ServingParts, host: Host) -> Callable[[], Signatures]:
     In a cluster an engine may run on any machine, so no version is left out.
     """
 
-    @cache
+    signatures_pair: list[tuple[Signatures, Signatures]] = []
+
     def read() -> Signatures:
         from gateway.planner.service.cure_versions import signatures_for
 
-        if host.machines is not None:
-            return front.profiles.signatures
-        return signatures_for(front.gpus.hardware(front.settings.data), front.profiles)
+        profiles = front.profiles
+        # A knowledge bundle changes them.
+        if not signatures_pair or signatures_pair[0][0] is not profiles.signatures:
+            machine_signatures = (
+                signatures_for(front.gpus.hardware(front.settings.data), profiles)
+                if host.machines is None
+                else profiles.signatures
+            )
+            signatures_pair[:] = [(profiles.signatures, machine_signatures)]
+        return signatures_pair[0][1]
 
     return read
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.server.budget_watch import BudgetWatch
     from gateway.server.gateway_app import GatewayApp
     from gateway.server.identity.identities import Identities
+    from gateway.server.knowledge_keeper import KnowledgeKeeper
     from gateway.server.metrics.engine_series import EngineSeries
     from gateway.server.metrics.gauges import StartCounter
     from gateway.server.metrics.usage_keeper import UsageKeeper
@@ -103,6 +104,7 @@ class Gateway:
     starts: StartCounter
     in_flight: InFlightSource
     batches: Batches
+    knowledge: KnowledgeKeeper
     answers: dict[str, SharedAnswer] = field(default_factory=dict)
 
     async def shared_answer(self, name: str, render: Callable[[], Awaitable[bytes]]) -> bytes:

@@ -90,7 +90,7 @@ def test_an_installed_version_reports_its_own_number(engine_data: Path) -> None:
     python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
     result = run_command(engine_data, "engine", "learn", ENGINE, "--python", str(python))
     assert result.returncode == 0, result.stderr
-    profiles = Profiles(learned_path=engine_data / "learned")
+    profiles = Profiles(data=engine_data)
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
     new_engine = Engine.model_validate(yaml.safe_load(path.read_text()))
     known_engine = profiles.engine(ENGINE)

@@ -177,7 +177,7 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     model.mkdir()
     (model / "config.json").write_text(json.dumps(SEED))
     planner = OfflinePlanner.read_environment()
-    planner.profiles = Profiles(learned_path=tmp_path / "learned")
+    planner.profiles = Profiles(data=tmp_path)
     request = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
     forecast = planner.decide(request, "2x3090")
     name, machine = planner.machine("2x3090")

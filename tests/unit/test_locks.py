@@ -23,7 +23,8 @@ def pins(lock: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "lock", ["cluster.txt", "oidc.txt", "otel.txt", "process.txt", "runtime.txt"]
+    "lock",
+    ["cluster.txt", "knowledge.txt", "oidc.txt", "otel.txt", "process.txt", "runtime.txt"],
 )
 def test_the_packages_of_the_tests_have_the_very_versions_of_the_product(lock: str) -> None:
     assert len(pins(lock)) > 20

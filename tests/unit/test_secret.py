@@ -266,6 +266,7 @@ _NO_ADDRESSES = {
             "models_file",
             "prices",
             "profiles_dir",
+            "knowledge_keys",
         ),
         "a path",
     ),

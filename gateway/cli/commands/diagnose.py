@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,9 +28,10 @@ def diagnose(
     the log does not show it."""
     from gateway.cli.log_diagnosis import lines, read_log, report
     from gateway.profiles.profiles import Profiles
+    from gateway.settings import load_settings
 
-    extra = os.environ.get("FITSERVE_PROFILES_DIR")
-    profiles = Profiles(Path(extra) if extra else None)
+    settings = load_settings()
+    profiles = Profiles(settings.profiles_dir, data=settings.data)
     machine = profiles.hardware(hardware) if hardware is not None else None
     diagnosis = read_log(log, engine, profiles, machine)
     if as_json:

@@ -60,7 +60,7 @@ def engine_install(
     if python is not None and as_script:
         usage_error("--script cannot describe the environment of --python; give one of them.")
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, data=settings.data)
     ref = engine or _default_engine(settings, profiles)
     profile = _profile_to_install(ref, profiles)
     if python is not None:
@@ -141,7 +141,7 @@ def engine_learn(
     if image is not None and python is not None:
         usage_error("Give --image or --python, not both.")
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, data=settings.data)
     nearest = profiles.nearest(engine)
     kind, _, version = engine.partition("==")
     ref = EngineRef(kind=kind, version=version, image=derive_profile(nearest, version, image).image)
@@ -386,7 +386,7 @@ def engine_ls(as_json: Json = False) -> None:
     from gateway.settings import load_settings
 
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, data=settings.data)
     rows = []
     for ref in (*profiles.engine_files, *profiles.diff_files):
         engine = profiles.engine(ref)

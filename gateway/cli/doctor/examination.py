@@ -42,7 +42,7 @@ def examine(
     driver's."""
     hardware = allowed_devices(settings.data, settings).mark(probe(settings.data, nvml=nvml))
     docker = not settings.runs_processes and is_available()
-    profiles = Profiles(settings.profiles_dir, learned_path=settings.data / "learned")
+    profiles = Profiles(settings.profiles_dir, data=settings.data)
     engines = profiles.engines_for(hardware)
     installed_engines = [engine for engine in engines if is_installed(settings.data, engine)]
     in_containers = docker or settings.host_kind == "agent"
@@ -192,7 +192,7 @@ def _check_gpus(hardware: Hardware) -> MachineCheck:
 
 def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
     """A warning for unmeasured cards without a data sheet in the profiles."""
-    cards = Profiles(settings.profiles_dir).card_table
+    cards = Profiles(settings.profiles_dir, data=settings.data).card_table
     unknown_gpus = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
     measured_facts_of_gpus = (
         MachineMeasurements(

@@ -88,6 +88,12 @@ class Fleet:
                 replica.planning.blocked_reason = None
                 replica.planning.looks_again = True
 
+    def forget_failed_plans(self) -> None:
+        """Let all replicas without a plan look again, whatever their last plan rested on."""
+        for replica in self.replicas():
+            replica.planning.failed_planning = None
+        self.schedule_replanning()
+
     def placed_attempts(self) -> tuple[tuple[object, ...], ...]:
         """The engines that have memory now, and their wishes: another value may make room."""
         return tuple(

@@ -119,9 +119,7 @@ class OfflinePlanner:
     def read_environment(cls) -> Self:
         settings = load_settings()
         data = settings.data
-        profiles = Profiles(
-            settings.profiles_dir, cache=data / "profiles.msgpack", learned_path=data / "learned"
-        )
+        profiles = Profiles(settings.profiles_dir, cache=data / "profiles.msgpack", data=data)
         return cls(
             profiles,
             Hub(settings.hf_endpoint, settings.hf_token, data / "hub", models=settings.models),

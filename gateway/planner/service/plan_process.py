@@ -61,8 +61,10 @@ class PlanProcess:
     """The child process that plans. A new one starts after its end."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
+        self.config = config
+        """The settings of the next child. A child with former ones answers no further request."""
         self._child: asyncio.subprocess.Process | None = None
+        self._child_config = config
         self._turn = asyncio.Lock()
         self._waiting_count = 0
 
@@ -102,8 +104,11 @@ class PlanProcess:
         is_whole = False
         try:
             async with asyncio.timeout(PATIENCE_S):
+                if self._child_config is not self.config:
+                    await self.close()
                 if self._child is None or self._child.returncode is not None:
-                    self._child = await start_child(_PROGRAM, self._config)
+                    self._child_config = self.config
+                    self._child = await start_child(_PROGRAM, self.config)
                 child = self._child
                 assert child.stdin is not None  # noqa: S101
                 child.stdin.write(message)

@@ -71,9 +71,7 @@ class PlanWorker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._data = Path(config.data)
-        self._profiles = Profiles(
-            roots=tuple(map(Path, config.roots)), learned_path=self._data / "learned"
-        )
+        self._profiles = Profiles(roots=tuple(map(Path, config.roots)), data=self._data)
         self._hub = Hub(
             config.hf_endpoint,
             config.hf_token,

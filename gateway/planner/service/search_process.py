@@ -29,7 +29,7 @@ class SearchProcess:
     """Searches for models, one at a time, each in a child of its own."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
+        self.config = config
         self._turn = asyncio.Lock()
         self._waiting_count = 0
         self._child: asyncio.subprocess.Process | None = None
@@ -71,7 +71,7 @@ class SearchProcess:
     async def _exchange(self, message: bytes, name: str) -> dict[str, Any]:
         """Send the message to a new child, and read its progress and answer."""
         self._record(name, SearchProgress("searching"))
-        child = self._child = await start_child(_PROGRAM, self._config)
+        child = self._child = await start_child(_PROGRAM, self.config)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 assert child.stdin is not None  # noqa: S101

@@ -67,9 +67,7 @@ def search_models(
         Path(config.data) / "hub",
         models=Path(config.models) if config.models else None,
     )
-    profiles = Profiles(
-        roots=tuple(map(Path, config.roots)), learned_path=Path(config.data) / "learned"
-    )
+    profiles = Profiles(roots=tuple(map(Path, config.roots)), data=Path(config.data))
     settings = Settings(data_dir=Path(config.data), engine_env=dict(config.engine_env))
     planner = OfflinePlanner(profiles, hub, settings)
     parameters = None if words else fitting_parameters(machine, use)

@@ -282,13 +282,13 @@ def is_closed(engine: Engine, name: str) -> bool:
 def test_a_renamed_image_is_known_by_its_own_answers_until_it_changes(
     tmp_path: Path,
 ) -> None:
-    profiles = Profiles(learned_path=tmp_path)
+    profiles = Profiles(data=tmp_path)
     engine_ref = EngineRef(
         kind="vllm", version=NEWEST_VLLM, image=f"vllm/vllm-openai:v{NEWEST_VLLM}"
     )
     store_profile(
         profiles.engine_in_image(engine_ref).evolve(sources={"flags": "asked of sha256:1"}),
-        tmp_path,
+        tmp_path / "learned",
     )
     assert not profiles.needs_description(engine_ref), "what came with us counts"
     nightly = engine_ref.evolve(image="my/vllm:nightly")

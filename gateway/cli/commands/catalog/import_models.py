@@ -62,7 +62,7 @@ def _read_models(file: Path) -> Any:
     if reason:
         raise BadRequest(f"{file} cannot be read: {reason}.", hint="Name a readable text file.")
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir)
+    profiles = Profiles(settings.profiles_dir, data=settings.data)
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
     name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name
     has_gpu = any(gpu.reservation_reason is None for gpu in probe(settings.data).gpus)
