@@ -410,6 +410,25 @@ class Settings(BaseModel):
         ge=0,
         description=("interval at which a stream that waits for a model gets a comment; 0: never"),
     )
+    copies_wait_s: float = Field(
+        10,
+        gt=0,
+        description=(
+            "how long the oldest request waits for busy copies before another one is started, of"
+            " models with `copies`"
+        ),
+    )
+    copies_idle_s: float = Field(
+        300,
+        gt=0,
+        description=(
+            "how long one copy less would carry the load before it is taken back; also the rest"
+            " after a copy that failed or found no room"
+        ),
+    )
+    copies_pause_s: float = Field(
+        60, ge=0, description="least time between two changes of a model's number of copies"
+    )
     batch_file_bytes: int = Field(
         512 * 1024 * 1024,
         ge=1024,

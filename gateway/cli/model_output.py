@@ -155,6 +155,8 @@ def show_model(view: Any, numbers: dict[str, int], detail: PlanRows = SHORT_DETA
         priority = view["wish"]["policy"]["priority"]
         suffix = f"; priority {priority}" if priority else ""
         print_paragraph(f"stays loaded: {keep_alive}{suffix}")
+    if copies := view.get("copies"):
+        print_paragraph(copies["words"])
     if view["plan"]:
         start = ExpectedStart.model_validate(view["start"])
         show_plan(Plan.model_validate(view["plan"]), start=start, detail=detail)

@@ -214,6 +214,12 @@ class WishOptions(FrozenRecord, frozen=True):
         )
 
 
+Copies = Annotated[
+    str | None,
+    typer.Option(metavar="LEAST-MOST", help="Least and most copies, which follow the load: 1-4."),
+]
+
+
 class EndpointOptions(FrozenRecord, frozen=True):
     """Engines that run elsewhere, and the reference to their key."""
 
@@ -227,12 +233,21 @@ def drop_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def serving_fields(*, replicas: int | None, check: bool | None, **policy: Any) -> dict[str, Any]:
+def serving_fields(
+    *, replicas: int | None, copies: str | None, check: bool | None, **policy: Any
+) -> dict[str, Any]:
     """The fields of a request that say how a model is served, without those that are None.
 
     policy: the fields of `gateway.domain.wish.Policy`.
     """
-    return drop_none({"replicas": replicas, "check": check, "policy": drop_none(policy) or None})
+    return drop_none(
+        {
+            "replicas": replicas,
+            "copies": copies,
+            "check": check,
+            "policy": drop_none(policy) or None,
+        }
+    )
 
 
 def _goal_option(text: str | None) -> str | None:

@@ -24,6 +24,7 @@ from gateway.controller.decisions.eviction import (
     is_loadable,
     load_order,
 )
+from gateway.controller.fleet.evictable_copy import build_copy
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steady_times import MonotonicTimes
@@ -142,6 +143,11 @@ class Evictor:
             )
             model.waits_for_request = waits_for_request and is_loadable(loaded_model, transitions)
 
+    def retire_copy(self, copy_id: CopyId, reason: str) -> None:
+        """Have a copy leave that its model's load no longer needs. Its engine stops after its last
+        answer."""
+        self._evict(copy_id, Eviction("load", reason, stops_engine=True))
+
     def plan_order(self, awake_models: Iterable[ManagedModel]) -> list[ManagedModel]:
         """The models of the last look in the order in which they are planned."""
         last = (True, 101, 0.0)
@@ -252,10 +258,10 @@ class Evictor:
             replace(
                 copy,
                 entered_at=self._times.convert_time(name, copy.entered_at),
-                is_watched=self._is_watched(replica),
+                is_watched=self.is_watched(replica),
             )
             for replica in model.replicas
-            for copy in (_build_copy(model, replica),)
+            for copy in (build_copy(model, replica),)
         )
         loaded_model = LoadedModel(name, copies)
         if loaded_model.state == "serves":
@@ -292,7 +298,7 @@ class Evictor:
             is_without_requests=model.is_unused,
         )
 
-    def _is_watched(self, replica: ReplicaState) -> bool:
+    def is_watched(self, replica: ReplicaState) -> bool:
         return replica.attempt is not None and self._measures(replica.attempt.plan.gpus)
 
     @staticmethod
@@ -342,35 +348,3 @@ class Evictor:
                 await asyncio.to_thread(self._store.record_use, used_at)
             except StoreError as error:
                 log.warning("the last use of models could not be recorded", error=str(error))
-
-
-def _build_copy(model: ManagedModel, replica: ReplicaState) -> Copy:
-    """The copy of a model as evictions see it: its state, since when, and the time to load it."""
-    attempt = replica.attempt
-    woken = replica.wake_times
-    if (
-        replica.eviction is None
-        and attempt is not None
-        and attempt.ready_at is not None
-        and attempt.serves
-    ):
-        # The downloads of a first start do not count.
-        load_s = sum(attempt.phases.values()) or attempt.ready_at - attempt.started_at
-        load_times = attempt.ready_at - load_s, attempt.ready_at
-        start_at, at = woken if woken is not None and woken[1] > attempt.ready_at else load_times
-        return Copy(replica.index, "serves", at, at - start_at)
-    ended_at = replica.history[-1].ended_at if replica.history else None
-    if replica.eviction is not None:
-        return Copy(replica.index, "leaves", ended_at or model.created_at)
-    if (
-        attempt is not None
-        and attempt.asleep is not None
-        and replica.is_asleep
-        and not replica.is_busy
-    ):
-        return Copy(replica.index, "asleep", attempt.asleep.since)
-    return Copy(
-        replica.index,
-        "loads" if attempt is not None or replica.is_busy else "out",
-        ended_at or model.created_at,
-    )

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from gateway.controller.copy_sizer import CopySizer
 from gateway.controller.endpoints import Endpoints
 from gateway.controller.evictor import Evictor
 from gateway.controller.failpoint import Failpoint
@@ -98,8 +99,7 @@ class Loop:
         self._routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost_cards
         self._running_engines = RunningEngines(settings.data)
         self.fleet = Fleet(settings.keep_alive)
-        self.health = LoopHealth()
-        self.starts = StartRecord(store)
+        self.health, self.starts = LoopHealth(), StartRecord(store)
         self.read_prepared, self.machines = launcher.host.prepared_views, launcher.host.machines
         self.on_pass: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
@@ -136,6 +136,7 @@ class Loop:
         self._endpoints = Endpoints(self.fleet, client, keys, settings.health_interval_s, self.wake)
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
         self.evictor = Evictor(self.fleet, routes, store, settings, measures, ended_counts)
+        self.sizer = CopySizer(self.fleet, routes, settings, self.evictor, planner.hardware)
         self.plan_preview = PlanPreview(planner, self.fleet)
         self.owner_commands = OwnerCommands(
             store, self.fleet, wishes, self._publish_new_model, self.wake
@@ -314,6 +315,7 @@ class Loop:
         await self.evictor.decide_evictions(instances, awake_models, demand)
         if self.evictor.is_freeing_memory != was_freeing_memory:
             self.wake()
+        await self.sizer.follow_load(demand)
         self._publish_routes(instances)
         self._gate.record_engines(instances)
         self._drains.forget_engines({instance.name for instance in instances})

@@ -154,6 +154,7 @@ EventKind = Literal[
     "model.retried",
     "model.state",
     "model.leaving",
+    "model.copies",
     "plan.chosen",
     "plan.fallback",
     "plan.shrunk",

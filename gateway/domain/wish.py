@@ -196,6 +196,23 @@ class Wish(Value):
     replicas: int | None = Field(
         None, ge=1, le=64, description="None: one, or as many as the plan finds useful"
     )
+    copies: (
+        Annotated[
+            str,
+            TextForm(
+                r"^([1-9]|[1-5][0-9]|6[0-4])-([1-9]|[1-5][0-9]|6[0-4])$",
+                "copies that follow the load are two numbers from 1 to 64, as in 1-4",
+            ),
+        ]
+        | None
+    ) = Field(
+        None,
+        exclude_if=lambda span: span is None,
+        description=(
+            "least and most copies, between which their number follows the load: 1-4; None: the"
+            " number stays as `replicas` says"
+        ),
+    )
     context: Tokens | None = Field(
         None, description="tokens that the model will have; None: as many as fit"
     )
@@ -250,6 +267,20 @@ class Wish(Value):
     policy: Policy = Policy()
 
     @property
+    def least_copies(self) -> int | None:
+        """Copies that the wish asks for in any case; None: as many as the plan finds useful."""
+        if self.replicas is not None or self.copies is None:
+            return self.replicas
+        return int(self.copies.partition("-")[0])
+
+    @property
+    def most_copies(self) -> int | None:
+        """Copies that the wish never exceeds; None: as many as the plan finds useful."""
+        if self.replicas is not None or self.copies is None:
+            return self.replicas
+        return int(self.copies.partition("-")[2])
+
+    @property
     def least_context(self) -> int | None:
         """Tokens that a plan must reach; None: any number."""
         return self.min_context or self.context
@@ -269,6 +300,33 @@ class Wish(Value):
         if self.image is not None and len(self.engines) > 1:
             raise ValueError(
                 "an image is named, and several engines; name the one that it holds, or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _copies_can_follow_the_load(self) -> Self:
+        if self.copies is None:
+            return self
+        least_count, most_count = map(int, self.copies.split("-"))
+        if least_count > most_count:
+            raise ValueError(
+                f"copies has a least number above its most, {self.copies}; give"
+                f" {most_count}-{least_count}"
+            )
+        if self.replicas is not None:
+            raise ValueError(
+                f"replicas fixes the copies at {self.replicas}, and copies lets their number follow"
+                f" the load, {self.copies}; drop one of them"
+            )
+        if self.endpoints:
+            raise ValueError(
+                "copies is for engines that this gateway starts, and this model runs elsewhere, at"
+                " its endpoints; drop copies, or give a source"
+            )
+        if self.gpus == "all" and most_count > 1:
+            raise ValueError(
+                "gpus takes all GPUs for one copy, so no GPU is free for another; give gpus as few"
+                " or as the number of one copy, or drop copies"
             )
         return self
 

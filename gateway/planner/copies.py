@@ -69,8 +69,8 @@ def copies(
         load = PlanLoad(concurrency(wish), count * groups, seqs, tokens, kv_tokens, context)
         return expected_speed(load, clock, ratios)
 
-    if wish.replicas:
-        return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
+    if count := wish.least_copies:
+        return int_choice(count, "as asked for", "user"), speed(count)
     single_speed, on_node = speed(1), spare_groups(inputs, size, memory.budget_bytes)
     limit = wish.gpus // size if isinstance(wish.gpus, int) and size else on_node * nodes
     on_node, limit_of_machine = min(on_node, limit), min(on_node * nodes, limit)

@@ -103,6 +103,7 @@ def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
         "inputs": ["text"],
         "running": 0,
         "waiting": 0,
+        "copies": "",
     }
     return model_fields | {"replicas": [replica(state=state)], "endpoints": []} | fields
 

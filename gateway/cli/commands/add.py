@@ -11,6 +11,7 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.commands.model import print_view, wait_until_ready
 from gateway.cli.options import (
+    Copies,
     EndpointOptions,
     Json,
     KeepAlive,
@@ -36,6 +37,7 @@ class ServingOptions(FrozenRecord, frozen=True):
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Number of replicas; default: as the plan advises.")
     ] = None
+    copies: Copies = None
     allow_remote_code: Annotated[
         bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
     ] = False
@@ -54,6 +56,7 @@ class ServingOptions(FrozenRecord, frozen=True):
         """The fields of the request, without those that were not given."""
         return serving_fields(
             replicas=self.replicas,
+            copies=self.copies,
             check=None if self.check else False,
             allow_remote_code=self.allow_remote_code or None,
             keep_alive=self.keep_alive,

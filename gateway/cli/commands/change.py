@@ -9,6 +9,7 @@ import typer
 
 from gateway.cli.client import call, model_path
 from gateway.cli.options import (
+    Copies,
     EndpointOptions,
     Json,
     KeepAlive,
@@ -50,6 +51,7 @@ class ServingChanges(FrozenRecord, frozen=True):
     """Changes of replicas and policy, and options to reset."""
 
     replicas: Annotated[int | None, typer.Option(min=1, help="Number of replicas.")] = None
+    copies: Copies = None
     allow_remote_code: Annotated[
         bool | None,
         typer.Option(
@@ -81,6 +83,7 @@ class ServingChanges(FrozenRecord, frozen=True):
         """The fields of the patch, without those that were not given."""
         return serving_fields(
             replicas=self.replicas,
+            copies=self.copies,
             check=self.check,
             allow_remote_code=self.allow_remote_code,
             keep_alive=self.keep_alive,

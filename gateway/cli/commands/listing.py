@@ -207,6 +207,8 @@ def _prepared_row(view: Any, now_s: float) -> tuple[object, ...]:
 
 def _state(view: Any, ready_count: int) -> str:
     """The state, with the number of serving replicas where several are wanted."""
+    if copies := view.get("copies"):
+        return f"{view['state']} {ready_count} of {copies['least_count']}-{copies['most_count']}"
     replicas = len(view["replicas"])
     return f"{view['state']} {ready_count}/{replicas}" if replicas > 1 else str(view["state"])
 

@@ -289,6 +289,7 @@ _CHOICE_OF_FIELD = {
     "tensor_parallel": "tensor_parallel",
     "data_parallel": "data_parallel",
     "replicas": "replicas",
+    "copies": "replicas",
     "gpus": "tensor_parallel",
     "dtype": "dtype",
     "speculative": "speculation",

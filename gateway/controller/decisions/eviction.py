@@ -50,7 +50,7 @@ State = Literal["out", "asleep", "loads", "serves", "leaves"]
 # States that need a load or a wake-up before the model serves.
 _ABSENT_STATES = ("out", "asleep")
 _STATE_RANK: tuple[State, ...] = ("serves", "leaves", "loads", "asleep")
-EvictionCause = Literal["idle", "room", "owner"]
+EvictionCause = Literal["idle", "room", "owner", "load"]
 
 
 CopyId = tuple[str, int]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.controller.decisions.changes import diff_plans, diff_wishes
+from gateway.controller.decisions.copies import CopyChange
 from gateway.controller.decisions.reconcile import NoAction
 from gateway.domain import Attempt, Change, Choice, Offer, Plan, Wish
 from gateway.domain.facts import Event, EventKind
@@ -70,6 +71,7 @@ class ReportedModel:
     forgiven_at: float = 0.0
     generation: int = 0
     change: Change | None = None
+    copy_change: CopyChange | None = None
     replicas: tuple[ReportedReplica, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
 
@@ -175,6 +177,20 @@ def _wish_events(
         yield event(
             start_or_stop,
             f"{name} was {'stopped' if new_model.is_stopped else 'started'} by its owner.",
+        )
+    copy_change = new_model.copy_change
+    if copy_change is not None and copy_change != former_model.copy_change:
+        noun = "copy" if copy_change.count == 1 else "copies"
+        yield event(
+            "model.copies",
+            f"{name} gets {copy_change.count} {noun} instead of {copy_change.former_count}:"
+            f" {copy_change.reason}.",
+            copies=copy_change.count,
+            before=copy_change.former_count,
+            cause=copy_change.cause,
+            reason=copy_change.reason,
+            waited_s=copy_change.waited_s,
+            queued=copy_change.queue_length,
         )
     if new_model.forgiven_at != former_model.forgiven_at:
         yield event("model.retried", f"{name} is tried again. Earlier failures no longer count.")

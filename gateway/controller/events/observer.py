@@ -300,6 +300,7 @@ _MODEL_VALUES = attrgetter(
     "change",
     "trial",
     "pause_reason",
+    "copy_change",
     "setback.problem",
 )
 _REPLICA_VALUES = attrgetter("attempt", "status", "progress", "planning.awaited_offers", "eviction")
@@ -321,6 +322,7 @@ def _reported_model(model: ManagedModel) -> ReportedModel:
         forgiven_at=model.forgiven_at,
         generation=model.generation,
         change=model.change,
+        copy_change=model.copy_change,
         replicas=tuple(replicas),
         endpoints={
             endpoint.url: "" if endpoint.replica is not None else endpoint.detail

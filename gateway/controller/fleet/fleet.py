@@ -52,7 +52,7 @@ class Fleet:
         """Add a new model, with one replica for each that its wish asks for."""
         model.replicas = [
             ReplicaState(model.wish.name, index)
-            for index in range((model.wish.replicas or 1) if model.wish.source else 0)
+            for index in range((model.wish.least_copies or 1) if model.wish.source else 0)
         ]
         self.models[model.wish.name] = model
         return model
@@ -140,11 +140,12 @@ class Fleet:
         restorable = restorable_plan(model, requester, sharing.cap)
         sibling_plan = _sibling_plan(model, requester)
         if sibling_plan is not None:
-            # A second copy may only evict others, not shrink them.
-            may_evict = model.serving and not is_trial
+            # A second copy may only evict others, not shrink them. One for the load does neither:
+            # room for it is made by `gateway.controller.decisions.copies`.
+            may_evict = model.serving and not is_trial and not model.is_for_load(requester)
             offers = [offer for offer in sharing.offers if may_evict and offer.kind != "surplus"]
             sharing = sharing._replace(offers=tuple(offers), plan_to_restore=restorable)
-            wish = wish.evolve(replicas=1, **_copy_size(wish, sibling_plan))
+            wish = wish.evolve(replicas=1, copies=None, **_copy_size(wish, sibling_plan))
             return PlanningContext(wish, promised_bytes, sharing, is_copy=True)
         copy_ids = [
             (name, replica.index)

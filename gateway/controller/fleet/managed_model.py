@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from gateway.controller.decisions.copies import CopyChange
 from gateway.controller.decisions.eviction import STOP_REASON, CopyId, Eviction
 from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.fleet.plan_inputs import FailedPlanning
@@ -203,6 +204,11 @@ class ReplicaState:
     def has_engine(self) -> bool:
         """Whether an engine runs, starts or stops."""
         return self.attempt is not None or self.is_busy
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the replica has no engine, and none is on its way in or out."""
+        return not self.has_engine and self.eviction is None
 
     def show_leave(self, reason: str) -> None:
         """Show until the next pass that the engine is on its way out."""
@@ -409,10 +415,32 @@ class ManagedModel:
     """The model had no request since it was last away."""
     waits_for_request: bool = False
     """Requests wait while the model is away: it was evicted, or others must be evicted first."""
+    copy_change: CopyChange | None = None
+    """The last change of its copies by the load; None: none since the gateway started."""
+    copy_hold_reason: str = ""
+    """Why a copy that its queue needs is not added; "" if it needs none."""
     setback: ErrorBackoff = field(init=False)
 
     def __post_init__(self) -> None:
         self.setback = ErrorBackoff("a model", model=self.wish.name)
+
+    @property
+    def wanted_copies(self) -> int | None:
+        """The number of copies that it shall have; None: as many as the plan finds useful."""
+        least_count, most_count = self.wish.least_copies, self.wish.most_copies
+        if least_count is None or most_count is None:
+            return None
+        # Copies that serve at the gateway's start stay until the load is known.
+        count = len(self.replicas) if self.copy_change is None else self.copy_change.count
+        return min(most_count, max(least_count, count))
+
+    def is_for_load(self, replica: ReplicaState) -> bool:
+        """Whether a replica is above the least number of copies that follow the load."""
+        return self.wish.copies is not None and replica.index >= (self.wish.least_copies or 0)
+
+    def is_surplus(self, replica: ReplicaState) -> bool:
+        """Whether a replica is one more than the load needs."""
+        return self.is_for_load(replica) and replica.index >= (self.wanted_copies or 0)
 
     @property
     def wanted_generation(self) -> int:

@@ -33,6 +33,7 @@ MODEL_FIELDS = (
     "was_evicted",
     "is_unused",
     "rival",
+    "copy_change",
     "created_at",
     "setback.problem",
 )

@@ -79,6 +79,17 @@ def _missing_copies(model: ManagedModel) -> str:
     return f"{ready_count} of {len(model.replicas)} copies serve; {reason}"
 
 
+def copies_text(model: ManagedModel) -> str:
+    """How many copies serve, with the reason; "" where their number does not follow the load."""
+    if model.wish.copies is None:
+        return ""
+    change = model.copy_change
+    words = [f"{len(model.serving)} of {model.wish.copies} copies"]
+    words += [change.reason] if change is not None else []
+    words += [f"one more is needed: {model.copy_hold_reason}"] if model.copy_hold_reason else []
+    return "; ".join(words)
+
+
 def _endpoint_status(model: ManagedModel) -> tuple[str, str]:
     unreached = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
     details = [endpoint.detail for endpoint in unreached[:_SHOWN_ENDPOINTS_MAX]] + (

@@ -66,7 +66,7 @@ def _restore_replicas(
         default=0,
     )
     if model.wish.source:
-        for index in range(max(model.wish.replicas or past_count, live_count)):
+        for index in range(max(model.wish.least_copies or past_count, live_count)):
             _restore_replica(store, model, index, attempts.get(index, []))
     return live_count
 

@@ -79,7 +79,7 @@ class ChangeSteps:
 
         A removed replica leaves the routes, and stops after its last answer. Raises StoreError.
         """
-        count = model.wish.replicas
+        count = model.wanted_copies
         if (
             count is None
             or model.wish.source is None
@@ -92,6 +92,12 @@ class ChangeSteps:
         model.replicas += [
             ReplicaState(model.wish.name, index, generation=model.generation) for index in indices
         ]
+        if model.wish.copies is not None:
+            # Copies beyond the load leave as evictions do, so that their memory counts as theirs
+            # until their engines are gone.
+            while len(model.replicas) > count and model.replicas[-1].is_gone:
+                await self._drop(model, model.replicas[-1])
+            return
         for replica in model.replicas[count:]:
             if replica.succession.unrouted_at is None:
                 replica.succession.unrouted_at = time.monotonic()

@@ -219,7 +219,7 @@ class PlanSteps:
     ) -> None:
         if template:
             await asyncio.to_thread(self._launcher.store_template, template)
-        if model.wish_of(replica).replicas is None and replica is not model.trial:
+        if model.wish_of(replica).least_copies is None and replica is not model.trial:
             model.replicas += [
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)

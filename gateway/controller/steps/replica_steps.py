@@ -225,11 +225,7 @@ class ReplicaSteps:
             observation = observation.evolve(proof=observation.proof or loss)
         history = [past for past in replica.history if past.generation == replica.generation]
         return ReplicaSnapshot(
-            # A trial is not started again, unless it tries a changed wish.
-            is_wanted=not model.is_deleting
-            and (
-                attempt is not None or replica is not model.trial or replica.succession.seeks_plan
-            ),
+            is_wanted=not model.is_deleting and (attempt is not None or _may_start(model, replica)),
             policy=model.wish_of(replica).policy,
             attempt=attempt,
             history=reconcile.attempts_that_count(history, model.forgiven_at, time.time()),
@@ -391,6 +387,14 @@ def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
         or bool(replica.planning.awaited_offers)
         or (model.needs_evictions and replica.planning.blocked_reason is None)
     )
+
+
+def _may_start(model: ManagedModel, replica: ReplicaState) -> bool:
+    """Whether a replica without an engine gets one. A trial is not started again, unless it tries a
+    changed wish."""
+    if replica is model.trial:
+        return replica.succession.seeks_plan
+    return not model.is_surplus(replica)
 
 
 def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:

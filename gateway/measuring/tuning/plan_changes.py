@@ -74,7 +74,8 @@ def pin_layout(wish: Wish, plan: Plan) -> Wish:
     groups = plan.data_parallel.value
     layout = {"tensor_parallel": plan.tensor_parallel.value} if plan.gpus else {}
     layout |= {"data_parallel": groups} if groups > 1 else {}
-    return wish.evolve(engines=(str(plan.engine),), replicas=plan.replicas.value, **layout)
+    layout |= {"replicas": plan.replicas.value} if wish.copies is None else {}
+    return wish.evolve(engines=(str(plan.engine),), **layout)
 
 
 def neighbours(base: BasePlan) -> tuple[PlanChange, ...]:
@@ -169,7 +170,7 @@ def _layout_changes(base: BasePlan) -> Iterator[PlanChange]:
     copies = plan.replicas.value
     groups = plan.data_parallel.value
     stages = plan.pipeline_parallel.value
-    set_by_owner = owner.tensor_parallel or owner.data_parallel or owner.replicas
+    set_by_owner = owner.tensor_parallel or owner.data_parallel or owner.least_copies
     if not plan.gpus or stages > 1 or set_by_owner or isinstance(owner.gpus, tuple):
         return
     gpu_count = ranks * groups * copies

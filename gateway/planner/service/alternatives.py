@@ -65,6 +65,7 @@ _OPTIONS = {
     "--gpus": ("gpus",),
     "--engine": ("engines",),
     "--replicas": ("replicas",),
+    "--copies": ("copies",),
     "--dtype": ("dtype",),
     "--drafter": ("drafter", "num_speculative_tokens"),
     "--speculative": ("speculative", "num_speculative_tokens"),

@@ -55,6 +55,7 @@ class WishFields(TypedDict, total=False):
     tensor_parallel: int | None
     data_parallel: int | None
     replicas: int | None
+    copies: str | None
     goal: Goal
     concurrency: int | None
     gpus: Literal["all", "few"] | int | tuple[str, ...] | None

@@ -141,7 +141,20 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         ("model", "why"),
         "Replicas that were unloaded; why: idle (beyond keep_alive), room (for another model),"
-        " owner (stopped).",
+        " owner (stopped), load (its copies are more than the load needs).",
+    ),
+    Metric(
+        "fitserve_copies_wanted",
+        "gauge",
+        ("model",),
+        "Copies that the load of a model with a span of copies needs.",
+    ),
+    Metric(
+        "fitserve_copy_changes_total",
+        "counter",
+        ("model", "cause"),
+        "Changes of a model's number of copies; cause: queue, calm, room (for another model),"
+        " eviction, failure.",
     ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
     Metric(

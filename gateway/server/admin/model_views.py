@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field
 
 from gateway.controller.decisions.changes import Difference, diff_plans, diff_wishes
+from gateway.controller.decisions.copies import CopyCause
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.model_state import status
+from gateway.controller.fleet.model_state import copies_text, status
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.domain import (
     Abilities,
@@ -96,6 +97,17 @@ class ReplicaView(Value):
     start: StartView | None = Field(None, description="set while its engine starts")
 
 
+class CopiesView(Value):
+    """The number of copies of a model whose copies follow its load."""
+
+    wanted_count: int
+    least_count: int
+    most_count: int
+    words: str = Field(description="serving copies with the reason, in words")
+    cause: CopyCause | None = Field(None, description="cause of the last change; None: no change")
+    changed_at: float | None = Field(None, description="last change, in Unix seconds")
+
+
 class ModelView(Value):
     """The current state of a model."""
 
@@ -110,6 +122,9 @@ class ModelView(Value):
     on_request: bool = Field(False, description="whether a request loads the unloaded model")
     wish: Wish
     replicas: tuple[ReplicaView, ...]
+    copies: CopiesView | None = Field(
+        None, description="number of copies by the load; None: the number is fixed"
+    )
     plan: Plan | None = None
     start: ExpectedStart | None = Field(
         None, description="expected start of this plan, with its last conditions"
@@ -187,6 +202,7 @@ def view(
         on_request=model.waits_for_request,
         wish=shown_wish(model.wish),
         replicas=tuple(_replica_view(replica, starts) for replica in model.replicas),
+        copies=_copies_view(model),
         plan=_plan(model, live) if live and shows_all else None,
         start=_expected_start(loaded_model, starts) if loaded_model and shows_all else None,
         abilities=model.abilities,
@@ -196,6 +212,21 @@ def view(
             for position, attempt in enumerate(attempts)
         ),
         change=_change_view(model),
+    )
+
+
+def _copies_view(model: ManagedModel) -> CopiesView | None:
+    wish = model.wish
+    change = model.copy_change
+    if wish.copies is None or model.wanted_copies is None:
+        return None
+    return CopiesView(
+        wanted_count=model.wanted_copies,
+        least_count=wish.least_copies or 1,
+        most_count=wish.most_copies or 1,
+        words=copies_text(model),
+        cause=change.cause if change is not None else None,
+        changed_at=change.at if change is not None else None,
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
+from gateway.controller.copy_sizer import CopySizer
 from gateway.controller.evictor import Evictor
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.model_state import status
@@ -60,7 +61,7 @@ async def all_samples(gateway: Gateway) -> list[Sample]:
         *front.metrics.samples(),
         *gateway.starts.samples(models),
         *_model_samples(models, front.plane),
-        *_loop_samples(loop.evictor, loop.health),
+        *_loop_samples(loop.evictor, loop.sizer, loop.health),
         *_process_samples(),
     ]
     samples += [*gateway.engine_series.samples(), *_gpu_samples(front.gpus)]
@@ -132,6 +133,8 @@ def _model_samples(models: dict[str, ManagedModel], plane: DataPlane) -> Iterato
         states.update(endpoint.state for endpoint in model.endpoints)
         for state, count in states.items():
             yield "fitserve_replicas", (name, state), count
+        if model.wish.copies is not None and model.wanted_copies is not None:
+            yield "fitserve_copies_wanted", (name,), model.wanted_copies
         yield "fitserve_requests_queued", (name,), plane.routes.waiting(name)
         for replica in model.replicas:
             if replica.attempt is not None:
@@ -145,9 +148,11 @@ def _model_samples(models: dict[str, ManagedModel], plane: DataPlane) -> Iterato
     yield "fitserve_connections", (), len(plane.connections)
 
 
-def _loop_samples(evictor: Evictor, health: LoopHealth) -> Iterator[Sample]:
+def _loop_samples(evictor: Evictor, sizer: CopySizer, health: LoopHealth) -> Iterator[Sample]:
     for labels, count in evictor.unloads.items():
         yield "fitserve_unloads_total", labels, count
+    for model_and_cause, count in sizer.changes.items():
+        yield "fitserve_copy_changes_total", model_and_cause, count
     yield "fitserve_loop_age_seconds", (), round(time.monotonic() - health.last_pass, 3)
 
 

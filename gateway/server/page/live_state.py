@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypedDict
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.model_state import status
+from gateway.controller.fleet.model_state import copies_text, status
 from gateway.domain import (
     Hardware,
     MachineView,
@@ -191,6 +191,7 @@ class LiveModel(TypedDict):
 
     inputs: kinds of content in a message; empty: unknown.
     running, waiting: requests.
+    copies: number of copies by the load, in words; empty: the number is fixed.
     change: a new wish is being applied, or was refused.
     """
 
@@ -208,6 +209,7 @@ class LiveModel(TypedDict):
     inputs: list[str]
     running: int
     waiting: int
+    copies: str
     replicas: list[LiveReplica]
     endpoints: list[LiveEndpoint]
 
@@ -364,6 +366,7 @@ def _live_model(
         ),
         running=count("fitserve_requests_in_flight", name),
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
+        copies=copies_text(model),
         replicas=[_live_replica(replica, routes, expected_start) for replica in model.replicas],
         endpoints=[
             LiveEndpoint(url=endpoint.url, state=endpoint.state, detail=endpoint.detail)

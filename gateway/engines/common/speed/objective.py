@@ -80,10 +80,10 @@ def concurrency(wish: Wish) -> int:
 
 def gpu_discount(wish: Wish) -> float:
     """Discount of a plan's score for each GPU, by the GPUs that the user asks for: None, few, or a
-    number or a list."""
-    if wish.gpus is None:
+    number or a list. Copies that follow the load leave GPUs to one another."""
+    if wish.gpus is None and wish.copies is None:
         return _KNEE_OF_THROUGHPUT if wish.goal == "throughput" else KNEE
-    return SHARED_GPU_DISCOUNT if wish.gpus == "few" else 0.0
+    return SHARED_GPU_DISCOUNT if wish.gpus in ("few", None) else 0.0
 
 
 def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:

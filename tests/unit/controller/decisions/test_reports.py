@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.controller.decisions.copies import CopyChange
 from gateway.controller.decisions.reconcile import NoAction
 from gateway.controller.decisions.reports import (
     ReportedMilestones,
@@ -88,6 +89,12 @@ def test_equal_states_are_reported_as_no_event() -> None:
             model(ReportedReplica(0)),
             model(ReportedReplica(0, leaving=("idle", "no request for 5m"))),
             ["model.leaving"],
+        ),
+        (model(), model(copy_change=CopyChange(2, 1, "queue", "it waited")), ["model.copies"]),
+        (
+            model(copy_change=CopyChange(2, 1, "queue", "it waited")),
+            model(copy_change=CopyChange(2, 1, "queue", "it waited")),
+            [],
         ),
         (model(), model(state="ready"), ["model.state"]),
         (model(), ReportedModel(wish(min_context=7)), ["model.changed"]),

@@ -38,6 +38,7 @@ _OTHER_MODEL_FIELDS = {
     "inquiry_lock": "an inquiry is a task",
     "measured_plan": "of a serving plan",
     "no_giving_until_s": "of a serving plan",
+    "copy_hold_reason": "of a serving model, and no model with an engine rests",
     "evictable_copies_at_last_plan": "of a model with requests, which does not rest",
 }
 _OTHER_REPLICA_FIELDS = {

@@ -79,6 +79,12 @@ const FIELDS = {
     { name: "tensor_parallel", label: "Tensor parallel", kind: "number" },
     { name: "replicas", label: "Replicas", kind: "number", help: "empty: as many as help" },
     {
+      name: "copies",
+      label: "Copies by load",
+      kind: "text",
+      help: "instead of replicas, least and most: 1-4",
+    },
+    {
       name: "min_context",
       label: "Least context",
       kind: "number",

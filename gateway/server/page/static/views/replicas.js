@@ -25,7 +25,8 @@ export function replicaCard(live, name) {
         ...model.endpoints.map((endpoint) => ({ ...endpoint, key: endpoint.url })),
       ];
       attribute(element, "hidden", !rows.length);
-      text(waitNote, model.waiting ? `${plural(model.waiting, "request")} waiting` : "");
+      const queueWords = model.waiting ? `${plural(model.waiting, "request")} waiting` : "";
+      text(waitNote, [queueWords, model.copies].filter(Boolean).join(" · "));
       syncChildren(
         list,
         rows,
