@@ -17,6 +17,8 @@ MESSAGE_LINES = 60
 # symptom, such as an illegal memory access, can have any cause. DEATH: a line that says that a
 # process died, and not why.
 HARDWARE, CAUSE, SYMPTOM, CONSEQUENCE, UNKNOWN, DEATH = range(6)
+# Answers with status 500 that are counted: a flood of them costs no more time.
+MAX_FAILED_REQUESTS = 1000
 # The phase of an engine that wakes up from sleep.
 WAKE_PHASE = "waking"
 _HARDWARE_KINDS = frozenset({"gpu_lost"})

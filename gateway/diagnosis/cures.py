@@ -15,7 +15,7 @@ from gateway.diagnosis.advice import KnownFlags, advice_of_message
 from gateway.diagnosis.checks.check_index import CheckIndex, CheckMatch
 from gateway.diagnosis.checks.check_steps import check_steps, source_steps
 from gateway.diagnosis.clues.backends import implementation
-from gateway.diagnosis.clues.distributions import Distributions
+from gateway.diagnosis.clues.distributions import Distributions, removing_version
 from gateway.diagnosis.clues.features import FailureCode, Features, VersionSettings
 from gateway.diagnosis.clues.folders import ComponentFolders
 from gateway.diagnosis.clues.switches import off_switch
@@ -360,12 +360,13 @@ class Cures:
 
         `distribution`: of the missing or failing module, where it has another name. `known_module`:
         an engine names the module's distribution. `importing_distribution`: of a package whose own
-        code failed as it was imported.
+        code failed as it was imported. `removed_in`: the version of Python that removed the module.
         """
         module = str(values.get("package", "")) or str(values.get("raising_package", ""))
         names: dict[str, Scalar] = {
             "distribution": self._distributions.other_name(module),
             "known_module": "yes" if self._distributions.name(module) else "",
+            "removed_in": removing_version(module),
             "importing_distribution": self._distributions.name(str(values.get("importing", ""))),
         }
         return {name: value for name, value in names.items() if value}

@@ -34,6 +34,12 @@ def diagnose(
 def _no_failure(reader: LogReader) -> str:
     if reader.is_empty:
         return "The log is empty."
+    if number := reader.failed_requests:
+        requests = "a request" if number == 1 else f"{number} requests"
+        return (
+            f"The engine serves, and {requests} failed with status 500 by an error of the request"
+            " itself. The log names no failure of the engine."
+        )
     if reader.has_answered:
         return "The engine answered requests, and the log names no failure."
     if reader.is_ready:

@@ -10,6 +10,7 @@ from collections import deque
 
 from gateway.diagnosis.candidate import (
     DEATH,
+    MAX_FAILED_REQUESTS,
     WAKE_PHASE,
     EngineLine,
     FailureCandidate,
@@ -42,6 +43,8 @@ _RECENT_LINES = 8
 _SHORT_LINES = 4
 # No dump of threads is longer.
 _DUMP_LINES = 60
+# Lines between the error after which a machine stands still and the end of its log.
+_END_LINES = 10
 # An engine that stands still: SGLang's watchdog dumps the threads of an idle process, and a process
 # of vLLM waits for another.
 _WATCHDOG_MESSAGES = ("Pyspy dump", "No available shared memory broadcast block")
@@ -103,7 +106,12 @@ class LogEvidence:
     precise_lines: the first line with a known text that names a value, by kind of failure.
     complaints: lines that complain of nothing known.
     warning: a known text of the last lines.
+    last_error: the last line that counts only where the log ends next to it.
     faults: errors of requests, by exception and place, with their number.
+    failed_requests: answers with status 500 since the engine serves.
+    has_request_error: the traceback of a request was read since then.
+    kernel_check: the first check in a kernel that failed.
+    tolerated: the last error of the start that the engine said it ignores.
     is_ending: the engine itself ends.
     """
 
@@ -126,11 +134,16 @@ class LogEvidence:
         self.dump = ThreadDump()
         self.complaints: list[FailureCandidate] = []
         self.faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
+        self.failed_requests = 0
+        self.has_request_error = False
+        self.kernel_check = ""
+        self.tolerated: FailureCandidate | None = None
         self._failed_transfers: set[str] = set()
         self._wake_failure: FailureCandidate | None = None
         self._advice: deque[tuple[int, str]] = deque(maxlen=_MAX_ADVICE)
         self.crashed: FailureCandidate | None = None
         self.warning: FailureCandidate | None = None
+        self.last_error: FailureCandidate | None = None
         self._first: list[EngineLine] = []
         self._recent: deque[EngineLine] = deque(maxlen=_RECENT_LINES)
         self._records: deque[EngineLine] = deque(maxlen=_REPEATS)
@@ -159,6 +172,8 @@ class LogEvidence:
             text, self._engine, frozenset(process.frames), is_line=True
         )
         if proof is None or (is_warning and not proof[0].printed_as_warning):
+            return None
+        if proof[0].is_end_only:
             return None
         return proof if proof[0].while_serving or not self.is_ignored(process) else None
 
@@ -269,6 +284,13 @@ class LogEvidence:
             self._recent.append(line)
         return line.message.startswith(_WATCHDOG_MESSAGES)
 
+    def read_last_error(self, line: EngineLine) -> None:
+        """Remember a line that counts only where the log ends next to it."""
+        proof = self._signatures.match_text(line.message, self._engine, frozenset(), is_line=True)
+        if proof is not None and proof[0].is_end_only:
+            phase = self.phase(proof[0], line.process)
+            self.last_error = FailureCandidate(*proof, line.text, line.number, phase)
+
     def add_plain_line(self, line: EngineLine) -> None:
         """Remember a line that is not an exception and belongs to none."""
         if len(self._first) < _SHORT_LINES:
@@ -310,6 +332,7 @@ class LogEvidence:
 
         is_of_worker: a process that computes says so, and not the one that reads requests.
         """
+        self.has_request_error = True
         shape = candidate.shape
         if candidate.phase == WAKE_PHASE and candidate.row is not None:
             self._wake_failure = candidate
@@ -321,6 +344,28 @@ class LogEvidence:
             return
         first, number = self.faults.get((shape.exception, raising_frame), (candidate, 0))
         self.faults[shape.exception, raising_frame] = first, number + 1
+
+    def read_kernel_check(self, message: str) -> None:
+        """Note the first check in a kernel that failed."""
+        if "Assertion `" in message and not self.kernel_check:
+            match = forms.KERNEL_CHECK.search(message)
+            self.kernel_check = match["check"] if match else ""
+
+    def record_status(self, message: str) -> bool:
+        """Note an answer with status 500, which the web server reports. Returns whether it is the
+        last that is counted."""
+        if self.failed_requests >= MAX_FAILED_REQUESTS or not forms.FAILED_REQUEST.match(message):
+            return False
+        self.failed_requests += 1
+        return self.failed_requests == MAX_FAILED_REQUESTS
+
+    def record_tolerated_error(self, line: EngineLine) -> None:
+        """Note an error that a start said it ignores: a death may follow from it."""
+        phase = self.progress.phase
+        shape = ExceptionShape("", line.message, (), phase)
+        self.tolerated = self._known_text(
+            line.message, line.text, line.number, line.process
+        ) or FailureCandidate.unproven(line.text, line.number, shape)
 
     def record_transfer(self, candidate: FailureCandidate, request: str) -> None:
         """Note a failed transfer of a request. Both sides may report it, so its name counts once.
@@ -340,7 +385,11 @@ class LogEvidence:
             self.crashed = self.crash.candidate(phase)
         if not self.candidates and (hang := self._hang(lines, is_healthy=is_healthy)) is not None:
             self.add(hang)
-        if self.candidates or self.death is not None or is_healthy:
+        is_unexplained = not self.candidates and self.death is None
+        last_error = self.last_error
+        if last_error is not None and is_unexplained and lines - last_error.number <= _END_LINES:
+            self.add(last_error)
+        if not is_unexplained or is_healthy:
             return
         if lines <= _SHORT_LINES:
             for line in self._first:
@@ -407,7 +456,10 @@ def _is_fault(shape: ExceptionShape, raising_frame: str) -> bool:
     if shape.exception == "JSONDecodeError":
         return bool(_PARSER.search(raising_frame))
     if any(map(_UNCAUGHT.search, shape.frames)):
-        return bool(_OWN_CODE.search(raising_frame))
+        # The web server answers with status 500, which blames the server, whatever library raised.
+        return not _CARRIES.search(raising_frame) and (
+            any(map(ENGINE_CODE.search, shape.frames)) or bool(_OWN_CODE.search(raising_frame))
+        )
     if shape.exception in _PROGRAM_FAULTS:
         return any(map(ENGINE_CODE.search, shape.frames)) and not _CARRIES.search(raising_frame)
     return shape.exception in _REQUEST_FAULTS and bool(_OWN_CODE.search(raising_frame))

@@ -15,6 +15,7 @@ import re
 from typing import NamedTuple
 
 from gateway.diagnosis.candidate import (
+    MAX_FAILED_REQUESTS,
     MESSAGE_LINES,
     WAKE_PHASE,
     EngineLine,
@@ -25,7 +26,13 @@ from gateway.diagnosis.evidence import LogEvidence, Proof
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.lines import records
 from gateway.diagnosis.lines.carriers import Carriers
-from gateway.diagnosis.lines.line_filter import ALARM_WORDS, FATAL_WORDS, SERVING_WORDS, LineFilter
+from gateway.diagnosis.lines.line_filter import (
+    ALARM_WORDS,
+    FATAL_WORDS,
+    SERVING_WORDS,
+    STATUS_WORDS,
+    LineFilter,
+)
 from gateway.diagnosis.lines.log_lines import MAX_LINE, LogLine, clean
 from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import Signatures
@@ -108,8 +115,17 @@ class LogReader:
         evidence.is_serving = True
         evidence.hint = None
         evidence.quoted_candidates = ()
+        self._set_serving_anchors()
+
+    def _set_serving_anchors(self) -> None:
+        """Skip the lines of a serving engine that prove no failure."""
+        evidence = self._evidence
         if not evidence.is_ending:
-            self._lines.anchors = FATAL_WORDS if self.has_answered else FATAL_WORDS + SERVING_WORDS
+            self._lines.anchors = (
+                FATAL_WORDS
+                + (() if self.has_answered else SERVING_WORDS)
+                + (() if evidence.failed_requests >= MAX_FAILED_REQUESTS else STATUS_WORDS)
+            )
 
     @property
     def is_empty(self) -> bool:
@@ -120,6 +136,11 @@ class LogReader:
     def is_ready(self) -> bool:
         """Whether the engine has started to serve."""
         return self._evidence.is_serving
+
+    @property
+    def failed_requests(self) -> int:
+        """The number of answers with status 500 since the engine serves."""
+        return self._evidence.failed_requests
 
     @property
     def has_failure(self) -> bool:
@@ -169,6 +190,13 @@ class LogReader:
             self._evidence.circumstances |= self._signatures.cures.line_circumstances(text)
             self._evidence.options.read(line.text)
             self._evidence.read_advice(line.text, self._lines.number)
+        elif line.level == "INFO" and self._evidence.record_status(line.text):
+            self._set_serving_anchors()
+        self._evidence.read_kernel_check(line.text)
+        if "NVRM" in text:
+            self._evidence.read_last_error(
+                EngineLine(line.text, text, self._lines.number, process, line.is_quiet)
+            )
         self._read_level(line, text, process)
         if line.is_quiet or self._is_stopped:
             return
@@ -259,8 +287,8 @@ class LogReader:
         for row, groups in self._signatures.match_progress(text):
             if row.is_answer:
                 self.has_answered = True
-                if evidence.is_serving and not evidence.is_ending:
-                    self._lines.anchors = FATAL_WORDS
+                if evidence.is_serving:
+                    self._set_serving_anchors()
             if evidence.is_serving:
                 continue
             if self.progress.learn(row, groups):
@@ -550,11 +578,14 @@ class LogReader:
     def _read_plain_line(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         """Read a line that is not an exception: it counts where the log ends without a failure."""
         evidence = self._evidence
-        if evidence.is_ignored(process) or forms.HARMLESS_TEXT.search(line.text):
+        if evidence.is_ignored(process):
             return
-        evidence.add_plain_line(
-            EngineLine(line.text, text, self._lines.number, process, line.is_quiet)
-        )
+        engine_line = EngineLine(line.text, text, self._lines.number, process, line.is_quiet)
+        if forms.HARMLESS_TEXT.search(line.text):
+            if line.level == "ERROR" and forms.TOLERATED_ERROR.search(line.text):
+                evidence.record_tolerated_error(engine_line)
+            return
+        evidence.add_plain_line(engine_line)
         if not forms.COMPLAINT.search(text):
             return
         shape = ExceptionShape("", line.text, tuple(process.files), self.progress.phase)

@@ -127,6 +127,7 @@ _COMMON_WORDS = frozenset(
 )
 _NUMBER = re.compile(r"[\d.]*")
 _MIN_WORD_CHARACTERS = 5
+_MIN_NAME_WORDS = 3
 _MAX_FLAGS = 3
 # The end of a step that lists settings to try, and the flags for its words.
 _LIST_SENTENCE = re.compile(r"(?P<rest>.*\bone by one: )(?P<items>[^.]+)(?P<end>\..*)?\Z")
@@ -241,9 +242,16 @@ class StartOptions:
         flags = [
             flag
             for flag, value in self._set_options().items()
-            if _is_named(flag, message) or _is_dtype(flag, value, message)
+            if _is_named(flag, message)
+            or _is_dtype(flag, value, message)
+            or _ends_in(flag, message)
         ]
         return ", ".join(f"--{flag}" for flag in flags[:_MAX_FLAGS])
+
+    def number(self, *flags: str) -> int | None:
+        """The number that the start gave for the first of these flags; None without one."""
+        values = (self._values.get(flag, "") for flag in flags)
+        return next((int(value) for value in values if value.isdecimal()), None)
 
     def refused_value(self, message: str) -> tuple[str, str]:
         """The value of an option that a message calls unknown, and the flag; empty without one."""
@@ -431,6 +439,15 @@ def _is_partly_named(flag: str, text: str) -> bool:
     --decode-context-parallel-size."""
     words = [word for word in flag.split("-") if word not in _SIZES]
     return any(re.search(f"{first}[-_ ]?{second}", text) for first, second in pairwise(words))
+
+
+def _ends_in(flag: str, text: str) -> bool:
+    """Whether a text has the last two of at least three words of a flag: "no storage backend" of
+    --hicache-storage-backend."""
+    words = flag.split("-")
+    if len(words) < _MIN_NAME_WORDS or {*words[-2:]} <= _COMMON_WORDS:
+        return False
+    return bool(re.search(rf"\b{words[-2]}[-_ ]{words[-1]}\b", text, re.IGNORECASE))
 
 
 def _is_dtype(flag: str, value: str, text: str) -> bool:

@@ -36,7 +36,10 @@ def reasons(message: str) -> dict[str, Scalar]:
     that are the only reasons against a backend as `change` and `backend`."""
     named_reasons = [(name, text.strip(" '\"")) for name, text in _BACKEND_REASON.findall(message)]
     named_reasons = [
-        (name, text) for name, text in named_reasons if name not in ("Reason", "Reasons")
+        (name, text)
+        for name, text in named_reasons
+        # A build tool reports `FAILED: [code=1] FILE` in the same form.
+        if name not in ("Reason", "Reasons") and " " in text
     ]
     named_reasons = named_reasons or [
         ("", text.strip(" '\"")) for text in _SINGLE_REASON.findall(message)

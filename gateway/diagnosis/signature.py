@@ -111,6 +111,8 @@ class TextSignature(FailureSignature):
     kernel_pattern: a matching kernel that the log named before is meant instead.
     consequence: often a consequence of another failure, which is preferred.
     is_symptom: an error that any cause can have, so a cause next to it is preferred.
+    is_reference: the text only refers to an error above it, which is preferred.
+    is_end_only: the text counts only where the log ends next to it: programs survive it, too.
     while_serving: whether the text counts while the engine serves, as users cannot write it into
         the log.
     """
@@ -125,6 +127,8 @@ class TextSignature(FailureSignature):
     consequence: bool = False
     is_symptom: bool = Field(False, alias="symptom")
     while_serving: bool = False
+    is_reference: bool = Field(False, alias="reason_above")
+    is_end_only: bool = Field(False, alias="at_end")
 
 
 class StructuralSignature(FailureSignature):

@@ -20,16 +20,22 @@ from gateway.diagnosis.candidate import (
     CAUSE,
     CONSEQUENCE,
     DEATH,
+    MAX_FAILED_REQUESTS,
     SYMPTOM,
     WAKE_PHASE,
     FailureCandidate,
 )
 from gateway.diagnosis.checks.check_kinds import check_kind, context_kind
-from gateway.diagnosis.clues.figures import conclude
+from gateway.diagnosis.clues.figures import conclude, short_table
 from gateway.diagnosis.cures import ENGINES, held_by_others
 from gateway.diagnosis.lines import line_forms as forms
-from gateway.diagnosis.remedy import Case
-from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
+from gateway.diagnosis.remedy import Case, fill_steps
+from gateway.diagnosis.signature import (
+    CureStep,
+    FailureSignature,
+    StructuralSignature,
+    TextSignature,
+)
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import ExceptionShape
 from gateway.domain import Failure, Scalar
@@ -51,6 +57,8 @@ _MIN_REPEATS = 2
 _SURE_FAULTS = frozenset({"ImportError", "ModuleNotFoundError"})
 # A client cannot cause the failure of a transfer.
 _TRANSFER_FAULT = "TransferError"
+# The exception of a program that only reports the end of another one.
+_FAILED_PROGRAM = "CalledProcessError"
 # Advice that changes nothing where the engine runs one rank.
 _LESS_RANKS = re.compile(r"(?:Lower|Reduce|Decrease) --(?:tensor-parallel-size|tp-size|tp)\b")
 # Failures in which a process waited for another until its time was over.
@@ -67,6 +75,31 @@ _REFUSED_REQUEST = FailureSignature(
     kind="config_refused",
     proves="nothing",
     message="The options of the start leave no room for some requests: {problem}",
+)
+_LOST_ANSWER_STEPS = (
+    CureStep(
+        text=(
+            "Send one such request by hand: the body of the answer has the engine's error"
+            " (`error.message`)."
+        )
+    ),
+    CureStep(
+        text=(
+            "Start with --log-error-stack, or with VLLM_LOGGING_LEVEL=DEBUG: the engine then prints"
+            " the traceback of a failed request."
+        ),
+        engines=("vllm",),
+    ),
+    CureStep(
+        text=("Start with --log-level debug: the engine then prints more about a failed request."),
+        engines=("sglang",),
+    ),
+    CureStep(
+        text=(
+            "Read the logs of the engine's other processes and machines at that time: this one may"
+            " only be that of the web server."
+        )
+    ),
 )
 _UNKNOWN_FAILURE = FailureSignature(
     kind="unknown", message="The engine failed with an error that is not known here."
@@ -118,7 +151,9 @@ class LogVerdict:
         cause = self._cause()
         likely = self._likely(cause)
         checked = self._find_check(cause, likely)
-        return self._build_failure(checked or likely or cause) or self._fault()
+        return (
+            self._build_failure(checked or likely or cause) or self._fault() or self._lost_answers()
+        )
 
     def _proven_candidate(self) -> FailureCandidate | None:
         unproven_candidates = (
@@ -144,6 +179,7 @@ class LogVerdict:
         if proven is not None and proven.kind != "unknown":
             return self._precise(
                 self._dead_thread(proven)
+                or self._reason_above(proven)
                 or self._error_before_death(proven)
                 or self._known_hint(proven)
                 or self._held_call(proven)
@@ -164,6 +200,8 @@ class LogVerdict:
             best_candidate = self._best_candidate(candidates)
             if best_candidate is not None and best_candidate.row is not None:
                 return self._precise(best_candidate)
+        if tolerated := self._tolerated_error(proven):
+            return tolerated
         if self._evidence.warning is not None and not unproven_candidates:
             return self._evidence.warning
         return proven or next(iter([*unproven_candidates, *cut_off, *quoted_candidates]), None)
@@ -174,6 +212,30 @@ class LogVerdict:
         is_before = thread_failure is not None and thread_failure.number < proven.number
         is_given_up = proven.kind in _WAIT_KINDS or proven.rank in (CONSEQUENCE, DEATH)
         return thread_failure if is_before and is_given_up else None
+
+    def _reason_above(self, proven: FailureCandidate) -> FailureCandidate | None:
+        """The error above a message that only refers to it."""
+        row = proven.row
+        if not isinstance(row, TextSignature) or not row.is_reference:
+            return None
+        reason = self._best_candidate(
+            [
+                candidate
+                for candidate in self._unproven_candidates()
+                if candidate.shape.frames
+                and candidate.shape.exception != _FAILED_PROGRAM
+                and proven.number - _EPISODE_LINES <= candidate.number < proven.number
+            ]
+        )
+        return reason if reason is not None and reason.row is not None else None
+
+    def _tolerated_error(self, death: FailureCandidate | None) -> FailureCandidate | None:
+        """The error before a death without a cause that the engine said it ignores."""
+        tolerated = self._evidence.tolerated
+        if tolerated is None or death is None or tolerated.row is None:
+            return None
+        is_before = 0 < death.number - tolerated.number <= _EPISODE_LINES
+        return tolerated if is_before else None
 
     def _known_hint(self, proven: FailureCandidate) -> FailureCandidate | None:
         """The known text before a failure whose structure alone says little."""
@@ -427,6 +489,29 @@ class LogVerdict:
         phase = WAKE_PHASE if is_waking else "serving"
         return failure.evolve(message=message, phase=phase, proven_subject="nothing")
 
+    def _lost_answers(self) -> Failure | None:
+        """Answers with status 500 of an engine that serves on, if no error in the log explains
+        them."""
+        number = self._evidence.failed_requests
+        if not number or self._evidence.has_request_error:
+            return None
+        requests = "A request" if number == 1 else f"{number} requests"
+        if number >= MAX_FAILED_REQUESTS:
+            requests = f"At least {requests}"
+        case = Case("unknown", "serving", self._engine_of_log[0], {})
+        steps = fill_steps(_LOST_ANSWER_STEPS, case)
+        return Failure(
+            kind="unknown",
+            phase="serving",
+            message=(
+                f"{requests} failed with status 500 while the engine serves on, and this log does"
+                " not show why."
+            ),
+            advice=steps[0],
+            steps=steps,
+            proven_subject="nothing",
+        )
+
     def _match_fault(self, candidate: FailureCandidate) -> FailureCandidate | None:
         """An error of a request with the row of its text, or else of its structure."""
         proof = self._evidence.prove_text(f"{candidate.shape.exception}: {candidate.shape.message}")
@@ -469,6 +554,9 @@ class LogVerdict:
         values |= cures.off_switch(engine, version, shape)
         values |= cures.feature(engine, version, shape, self._evidence.options)
         values |= held_by_others(values) | conclude(shape.message, values)
+        if row.kind == "kernel_runtime":
+            context = self._evidence.options.number("max-model-len", "context-length")
+            values |= short_table(self._evidence.kernel_check, context)
         advice = self._advice(engine, version, texts)
         if any(step.startswith("Install ") for step in advice):
             values["asked_package"] = "yes"

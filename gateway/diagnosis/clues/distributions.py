@@ -11,6 +11,22 @@ from collections.abc import Collection, Iterable
 from gateway.diagnosis.advice import distribution_name
 from gateway.diagnosis.signature import ImportName
 
+# Modules that left Python's standard library, by version (PEP 594 and 632, "What's New").
+_REMOVED_MODULES = {
+    "3.12": "asynchat asyncore distutils imp smtpd",
+    "3.13": (
+        "aifc audioop cgi cgitb chunk crypt imghdr mailcap msilib nis nntplib ossaudiodev pipes"
+        " sndhdr spwd sunau telnetlib uu xdrlib"
+    ),
+}
+
+
+def removing_version(module: str) -> str:
+    """The version of Python that removed a module from its library; empty for other modules."""
+    return next(
+        (version for version, names in _REMOVED_MODULES.items() if module in names.split()), ""
+    )
+
 
 class Distributions:
     """The rows of modules, and the names of distributions that engines name."""

@@ -10,9 +10,22 @@ from gateway.domain import Scalar
 _SHAPES = re.compile(r"shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)")
 _SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _OWN_MEMORY = re.compile(r"(\d{1,4}(?:\.\d+)?) GiB is allocated by PyTorch")
+_UPPER_BOUND = re.compile(r"<=? ?(\d+)\b")
+# A table of positions has more rows than one of experts or requests.
+_MIN_ROWS = 1024
 # Memory for the driver's own needs in addition to an allocation.
 _MARGIN = 2**30
 _CHANNELS = 3
+
+
+def short_table(assertion: str, context: int | None) -> dict[str, Scalar]:
+    """The check of a kernel that failed, as `assertion`, and as `position_rows` the rows of the
+    table that it guards, where the start asked for a longer context."""
+    if not assertion:
+        return {}
+    rows = [int(number) for number in _UPPER_BOUND.findall(assertion)]
+    is_short = context is not None and len(rows) == 1 and _MIN_ROWS <= rows[0] < context
+    return {"assertion": assertion} | ({"position_rows": rows[0]} if is_short else {})
 
 
 def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -21,9 +34,14 @@ def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     `enough_free`: far more memory was free than an allocation asked for, so that no lack of it
     refused the allocation. `own_memory`: the failed process itself holds most of the GPU.
     `one_channel`: pixels have a third of the expected values, as those of an image in shades of
-    gray. `unsplit`: a weight is as many times larger than its layer as there are ranks.
+    gray. `other_interface`: NCCL uses another address than the engine was given. `unsplit`: a
+    weight is as many times larger than its layer as there are ranks.
     """
     circumstances: dict[str, Scalar] = {}
+    # Ray's log has the lines of several machines.
+    if "host_ip" in values and "nccl_ip" in values and "ray_workers" not in values:
+        is_other = values["host_ip"] != values["nccl_ip"]
+        circumstances |= {"other_interface": "yes"} if is_other else {}
     tried_bytes = values.get("tried_bytes")
     free_bytes = values.get("free_bytes")
     if (

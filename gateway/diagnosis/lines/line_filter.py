@@ -38,6 +38,7 @@ FATAL_WORDS = (
     b"sigquit",
     b"warmup err",
     b"died",
+    b"is dead",
     b"to bind on",
     b"handler failed",
     b"Segfault enc",
@@ -48,13 +49,14 @@ FATAL_WORDS = (
     b"ransfer failed",
     b"TransferError",
 )
+# Answers with status 500: the web server's phrase, as no anchor has a digit.
+STATUS_WORDS = (b"Internal Server Error",)
 _TRACE_WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
 _BARE_WORDS = (
     b"ERROR",
     b"CRITICAL",
     b"ailed",
     b"NCCL",
-    b"is dead",
     b"is lost",
     b"Killed",
     b"OOM",

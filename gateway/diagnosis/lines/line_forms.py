@@ -57,6 +57,14 @@ ACTIVITY = re.compile(
     r"|Resolv|Profil|Warm|Check|Pull)ing|Detected|Selected|Automatically)\b"
 )
 REQUEST_ID = re.compile(r"\b(?:rid|request_id|req_id)[=:] ?['\"]?(?P<id>[\w-]+)")
+# A check in a kernel, as each thread prints it that failed.
+KERNEL_CHECK = re.compile(
+    r"block: \[[\d, ]{1,40}\], thread: \[[\d, ]{1,40}\],? Assertion `(?P<check>[^`]{1,200})` failed"
+)
+# The web server's line on a request that the server itself failed to answer.
+FAILED_REQUEST = re.compile(r'(?:\S{1,80} )?- "POST /\S{0,200} HTTP/[\d.]+" 500\b')
+# An error that the engine says it ignores.
+TOLERATED_ERROR = re.compile(r"(?i)\berrors? ignored\b|\bignor(?:ed|ing) (?:\w+ ){0,2}error")
 # The failure of a transfer that belongs to one request, as a serving engine reports it.
 TRANSFER_FAILURE = re.compile(
     r"(?:\w+ ){0,3}[Tt]ransfer failed (?:for|of) (?:request|req)\b(?P<request>.{0,300}?)"

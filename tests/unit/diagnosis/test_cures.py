@@ -108,7 +108,8 @@ def test_each_condition_of_a_cure_is_known_somewhere() -> None:
     known_texts |= {"raising_package", "switch", "switch_named", "refused_value", "exceeded_flag"}
     known_texts |= {"own_variable", "zero_option", "own_memory", "unsplit", "dumped", "callee"}
     known_texts |= {"feature", "distribution", "known_module", "asked_package", "backend_flag"}
-    known_texts |= {"chosen", "doing", "unset_option", "unset_by"}
+    known_texts |= {"chosen", "doing", "unset_option", "unset_by", "removed_in"}
+    known_texts |= {"assertion", "position_rows", "other_interface"}
     known_texts |= {f"during_{row.step}" for row in SIGNATURES.rows.progress if row.step}
     known_texts |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
     conditions = {

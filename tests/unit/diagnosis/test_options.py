@@ -251,3 +251,15 @@ def test_the_model_of_a_part_is_unset_where_the_part_is_on_and_fails() -> None:
     assert unset("EAGLE3", "'/m/draft'", frames) == ("", "")
     assert unset("NGRAM", "None", frames) == ("", "")
     assert unset("EAGLE3", "None", "sglang/srt/models/frob.py:run") == ("", "")
+
+
+def test_an_option_is_named_by_the_last_two_of_three_words() -> None:
+    start = options(SGLANG.replace("pp_size=1", "hicache_storage_backend='file', pp_size=1"))
+    assert start.options_in("FrobCache has no storage backend") == "--hicache-storage-backend"
+    assert start.options_in("FrobCache has no backend") == ""
+
+
+def test_a_number_is_that_of_the_first_flag_that_has_one() -> None:
+    start = options(VLLM.replace("'pipeline_parallel_size'", "'max_model_len': 4096, 'pp'"))
+    assert start.number("context-length", "max-model-len") == 4096
+    assert start.number("model", "max-num-seqs") is None

@@ -11,3 +11,7 @@ def test_a_setting_that_is_the_only_reason_is_the_change() -> None:
     assert texts["backend"] == "TRITON_MLA"
     assert "--kv-cache-dtype auto" in str(texts["change"])
     assert "change" not in reasons("Reasons: {TRITON_MLA: [sparse not supported]}")
+
+
+def test_the_report_of_a_build_tool_is_no_reason() -> None:
+    assert reasons("topk.cuda.o FAILED: [code=1] topk.cuda.o") == {}

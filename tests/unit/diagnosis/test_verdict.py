@@ -9,6 +9,7 @@ from gateway.diagnosis.candidate import (
     CONSEQUENCE,
     DEATH,
     HARDWARE,
+    MAX_FAILED_REQUESTS,
     SYMPTOM,
     UNKNOWN,
     FailureCandidate,
@@ -360,3 +361,166 @@ def test_a_transport_without_rdma_is_the_cause_of_failed_transfers() -> None:
     )[0]
     assert "TCP" in failure.message
     assert "RDMA" in failure.steps[0]
+
+
+def answer(status: str, number: int = 42) -> str:
+    return (
+        f'(APIServer pid=1) INFO:     192.0.2.7:{number} - "POST /v1/completions HTTP/1.1" {status}'
+    )
+
+
+def test_lost_answers_of_a_serving_engine_are_told_without_a_cause() -> None:
+    lines = [answer("500 Internal Server Error", number) for number in range(3)]
+    failure = read(*SERVING, *lines, HARMLESS)
+    assert (failure.kind, failure.phase) == ("unknown", "serving")
+    assert failure.message.startswith("3 requests failed with status 500")
+    assert failure.proven_subject == "nothing"
+    assert "--log-error-stack" in failure.steps[1]
+    # A client's own error, and the words of a user.
+    assert read(*SERVING, answer("400 Bad Request"), HARMLESS).kind == "none"
+    words = 'frob - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'
+    assert read(*SERVING, words, HARMLESS).kind == "none"
+
+
+def test_a_flood_of_lost_answers_is_counted_to_a_bound() -> None:
+    lines = [answer("500 Internal Server Error", number) for number in range(MAX_FAILED_REQUESTS)]
+    failure = read(*SERVING, *lines, *lines, HARMLESS)
+    assert failure.message.startswith(f"At least {MAX_FAILED_REQUESTS} requests")
+
+
+def uncaught_error(error: str, file: str) -> tuple[str, ...]:
+    return (
+        answer("500 Internal Server Error"),
+        "(APIServer pid=1) ERROR:    Exception in ASGI application",
+        *(
+            f"(APIServer pid=1) {line}"
+            for line in (
+                "Traceback (most recent call last):",
+                '  File "/x/site-packages/uvicorn/protocols/http/h11_impl.py", line 7, in run_asgi',
+                '  File "/x/site-packages/vllm/entrypoints/chat_utils.py", line 7, in apply',
+                f'  File "{file}", line 7, in render',
+                error,
+            )
+        ),
+    )
+
+
+def test_an_uncaught_error_of_a_request_is_a_fault_of_the_server() -> None:
+    error = "jinja2.exceptions.TemplateError: This frob takes one call at once!"
+    lines = uncaught_error(error, "/x/site-packages/jinja2/environment.py")
+    failure = read(*SERVING, *lines, *lines, HARMLESS)
+    assert failure.kind == "tokenizer"
+    assert "2 requests failed so" in failure.message
+    # One request alone may be wrong itself.
+    no_failure, reader = diagnose(["\n".join((*SERVING, *lines, HARMLESS)).encode()], SIGNATURES)
+    assert no_failure.kind == "none"
+    assert "a request failed with status 500" in no_failure.message
+    assert reader.failed_requests == 1
+
+
+def test_the_error_that_a_start_ignored_explains_a_death_without_a_cause() -> None:
+    head = "(VllmWorker rank=0 pid=7) ERROR 03-14 10:22:05 [parallel_state.py:42] "
+    error = (
+        "Error ignored in is_frob: [/src/gloo/gloo/transport/tcp/unbound_buffer.cc:42] Timed out"
+        " waiting 1800000ms for send operation to complete"
+    )
+    death = (
+        "CRITICAL 03-14 10:22:05 [core_client.py:42] Got fatal signal from worker processes,"
+        " shutting down. See stack trace above for root cause issue."
+    )
+    failure = read(head + error, death)
+    assert failure.kind == "nccl"
+    assert "GLOO_SOCKET_IFNAME" in failure.steps[0]
+    assert read(death).kind == "unknown"
+    # A named cause counts before it.
+    assert read(head + error, *traceback_lines(MEMORY), death).kind == "gpu_oom"
+
+
+def test_a_message_that_points_above_yields_to_the_error_there() -> None:
+    head = "ERROR 03-14 10:22:05 [registry.py:42] "
+    frames = (
+        "/x/site-packages/vllm/models/frob/ops.py:<module>",
+        "/x/site-packages/triton/runtime/jit.py:__init__",
+    )
+    subprocess = (
+        "Traceback (most recent call last):",
+        *(f'  File "{file}", line 7, in {name}' for file, name in (f.split(":") for f in frames)),
+        "AttributeError: 'NoneType' object has no attribute 'start'",
+    )
+    refusal = (
+        "ValueError: Model architectures ['FrobForCausalLM'] failed to be inspected. Please check"
+        " the logs for more details."
+    )
+    failure = read(*(head + line for line in subprocess), *traceback_lines(refusal))
+    assert failure.kind == "package"
+    assert failure.culprit["exception"] == "AttributeError"
+    assert read(*traceback_lines(refusal)).kind == "unsupported_architecture"
+
+
+def test_the_check_of_a_kernel_shows_a_context_beyond_its_table() -> None:
+    start = "INFO 03-14 10:22:05 [utils.py:42] non-default args: {'max_model_len': 87040}"
+    check = (
+        "/tmp/frob.py:97: unknown: block: [4,0,0], thread: [{},0,0] Assertion `index out of bounds:"
+        " 0 <= tmp48 < 40960` failed."
+    )
+    error = "torch.AcceleratorError: CUDA error: device-side assert triggered"
+    end = (HEAD + "EngineCore encountered a fatal error.", *traceback_lines(error, "execute_model"))
+    failure = read(start, *SERVING, check.format(0), check.format(1), *end)
+    assert failure.kind == "kernel_runtime"
+    assert "0 <= tmp48 < 40960" in failure.message
+    assert failure.steps[0].startswith("Lower --max-model-len to 40960")
+    # Nothing is concluded without a longer context.
+    short_context = read(start.replace("87040", "4096"), *SERVING, check.format(0), *end)
+    assert not any("40960" in step for step in short_context.steps)
+
+
+def test_a_driver_without_memory_counts_only_at_the_end_of_a_log() -> None:
+    line = (
+        "[88.1] NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY]"
+        " (0x00000051) returned from _memdescAllocInternal(pMemDesc)"
+    )
+    assert read(*SERVING, line, line).kind == "gpu_oom"
+    assert read(*SERVING, line, *[HARMLESS] * 20).kind == "none"
+
+
+def test_a_scheduler_that_is_dead_ends_an_engine_that_serves() -> None:
+    serving = (
+        "[2026-03-14 10:22:05] The server is fired up and ready to roll!",
+        *["[2026-03-14 10:22:06] Decode batch. #running-req: 1, #token: 513"] * 100,
+    )
+    dead = (
+        "[2026-03-14 10:22:07] Rank 0 scheduler is dead. Please check if there are relevant logs."
+    )
+    log = "\n".join((*serving, dead, *["[2026-03-14 10:22:08] bye"] * 20))
+    assert diagnose([log.encode()], SIGNATURES, "sglang")[0].kind == "killed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "command terminated with exit code 137",
+        "      Exit Code:    137",
+        "frob-1 exited with code 137",
+    ],
+)
+def test_an_exit_code_of_a_container_names_the_signal(line: str) -> None:
+    start = (
+        "INFO 03-14 10:22:05 [utils.py:42] non-default args: {'kv_transfer_config':"
+        " KVTransferConfig(kv_connector='FrobConnector')}"
+    )
+    failure = read(start, line)
+    assert failure.kind == "killed"
+    assert failure.steps[0].startswith("Start with a smaller cache in RAM")
+
+
+def test_a_kernel_that_the_start_chose_is_named_before_a_part_on_the_stack() -> None:
+    lines = (
+        "(EngineCore pid=7) INFO 03-14 10:22:05 [x.py:4] Selected CutlassFrobScaledMMKernel for x",
+        HEAD + "Traceback (most recent call last):",
+        HEAD + '  File "/x/site-packages/vllm/compilation/cuda_graph.py", line 7, in __call__',
+        HEAD + '  File "/x/site-packages/torch/_ops.py", line 7, in __call__',
+        HEAD + "RuntimeError: Error Internal at /src/csrc/cutlass/frob/gemm_caller.cuh:61",
+    )
+    failure = read(*lines)
+    assert failure.culprit["kernel"] == "CutlassFrobScaledMMKernel"
+    assert any("VLLM_DISABLED_KERNELS" in step for step in failure.steps[:2])

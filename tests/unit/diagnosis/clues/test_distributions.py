@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.diagnosis.clues.distributions import Distributions
+from gateway.diagnosis.clues.distributions import Distributions, removing_version
 from gateway.diagnosis.signature import ImportName
 from tests.support.cure_reports import steps_of
 
@@ -67,3 +67,9 @@ def test_a_package_that_failed_at_its_import_is_named_by_its_distribution() -> N
 def test_no_package_is_reinstalled_for_a_library_of_the_system() -> None:
     steps = import_failure("ImportError: libxcb.so.1: cannot open shared object file: No such file")
     assert not any(step.startswith(("Install opencv", "Install cv2")) for step in steps[:2])
+
+
+def test_a_module_that_left_python_asks_for_an_older_one() -> None:
+    assert removing_version("audioop") == "3.13"
+    assert removing_version("frob") == ""
+    assert missing("audioop")[0].startswith("Use a Python before 3.13")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.diagnosis.clues.figures import conclude
+from gateway.diagnosis.clues.figures import conclude, short_table
 from gateway.domain import Scalar
 
 GIB = 2**30
@@ -74,3 +74,29 @@ def test_a_weight_as_many_times_too_large_as_there_are_ranks_is_not_split(
     first, second = sizes
     message = f"The size of tensor a ({first}) must match the size of tensor b ({second})"
     assert conclude(message, {"ranks": ranks}) == facts
+
+
+@pytest.mark.parametrize(
+    ("check", "context", "rows"),
+    [
+        ("index out of bounds: 0 <= tmp48 < 40960", 87040, 40960),
+        # The table is as long as the context, or it has experts or requests.
+        ("index out of bounds: 0 <= tmp48 < 40960", 40960, None),
+        ("index out of bounds: 0 <= tmp4 < 128", 87040, None),
+        ("frob < frob_size", 87040, None),
+        ("index out of bounds: 0 <= tmp48 < 40960", None, None),
+    ],
+)
+def test_a_table_shorter_than_the_context_is_that_of_positions(
+    check: str, context: int | None, rows: int | None
+) -> None:
+    expected: dict[str, Scalar] = {"assertion": check}
+    assert short_table(check, context) == expected | ({"position_rows": rows} if rows else {})
+    assert short_table("", context) == {}
+
+
+def test_an_address_that_nccl_does_not_use_is_another_interface() -> None:
+    addresses = {"host_ip": "192.0.2.7", "nccl_ip": "198.51.100.7"}
+    assert conclude("", addresses) == {"other_interface": "yes"}
+    assert conclude("", addresses | {"nccl_ip": "192.0.2.7"}) == {}
+    assert conclude("", addresses | {"ray_workers": "yes"}) == {}
