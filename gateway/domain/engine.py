@@ -55,10 +55,12 @@ class Warmup(Value):
     """A warm-up of an engine version without a switch.
 
     shapes: MODULE:NAME of a tuple of the shapes that it compiles; an empty one leaves it out.
+    routers: these shapes, each as the model's hidden size and its number of experts.
     """
 
     shapes: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     min_capability: str
+    routers: tuple[tuple[int, int], ...] = ()
 
 
 class Advisory(Value):

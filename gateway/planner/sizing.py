@@ -413,10 +413,9 @@ def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memor
         high=verified_values[-1] + _NOISE_BYTES
         if verified_values
         else max(used_bytes, memory.high),
-        # A failure that needed more is believed before a start that went well.
-        measured_bytes=verified_values[-1]
-        if verified_values and verified_values[-1] >= corrected_bytes
-        else None,
+        # A failure that needed more is believed before a start that went well. The good start
+        # that needed most counts.
+        measured_bytes=corrected_bytes if corrected_bytes in verified_values else None,
     )
 
 

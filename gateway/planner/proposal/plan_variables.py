@@ -21,7 +21,7 @@ def engine_variables(
     engine = candidate.engine
     wish_env = candidate.inputs.wish.env
     global_env = candidate.inputs.global_env
-    variables_found = _start_method(candidate, sizes.scope, env)
+    variables_found = _start_method(candidate, sizes, env)
     if not sizes.batch.eager.value:
         variables_found |= candidate.rules.compile_variables(engine, env)
     for name, value in engine.eager_env.items() if sizes.batch.eager.value else ():
@@ -55,23 +55,22 @@ def engine_variables(
 
 
 def _start_method(
-    candidate: Candidate, scope: Mapping[str, str], env: Mapping[str, str]
+    candidate: Candidate, sizes: Sizes, env: Mapping[str, str]
 ) -> dict[str, Choice[str]]:
     """The way in which the engine starts its processes, and the steps that its forks leave out. A
     failure of a fork here leaves that to the engine."""
-    if next(candidate.inputs.facts.holding("fork_fails", scope), None) is not None:
+    if next(candidate.inputs.facts.holding("fork_fails", sizes.scope), None) is not None:
         return {}
     chosen_variables = candidate.rules.start_method(
         candidate.engine, candidate.args, candidate.inputs.spec.architecture
     )
     choices = {name: choice for name, choice in chosen_variables.items() if name not in env}
     if choices and candidate.gpus:
-        spec = candidate.inputs.spec
         choices |= expert_warmups.skipped_warmups(
             candidate.engine,
             candidate.gpus[0].capability,
-            # A guessed family may have experts under names that no reader knows.
-            has_experts=spec.experts is not None or bool(spec.guessed),
+            candidate.inputs.spec,
+            has_graphs=not sizes.batch.eager.value,
         )
     return choices
 

@@ -151,6 +151,10 @@ def test_the_measurement_of_a_start_that_went_well_is_in_the_next_plan() -> None
     need = next(fact for fact in facts if fact.kind == "needs_memory")
     failed_need = need.evolve(grade="failed", value=(need.value or 0) + 1)
     assert plan(max_context=8192, facts=(*facts, failed_need)).memory.measured_bytes is None
+    # A start of the same checkpoint with another loader needed less.
+    lesser_need = need.evolve(value=(need.value or 0) - 40 * MIB)
+    later_plan = plan(max_context=8192, facts=(*facts, lesser_need))
+    assert later_plan.memory.measured_bytes == second_plan.memory.measured_bytes
 
 
 def test_engines_without_a_gpu_wait_for_nobody() -> None:

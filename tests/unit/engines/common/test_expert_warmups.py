@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain import Engine
+from gateway.domain import Engine, Experts, ModelSpec
 from gateway.domain.engine import Warmup
 from gateway.engines.common import engine_auth
 from gateway.engines.common.expert_warmups import (
@@ -18,32 +18,66 @@ from gateway.engines.common.expert_warmups import (
     skipped_warmups,
     wrap_command,
 )
-from tests.support.makers import engine, plan
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import engine, plan, spec
 from tests.support.patience import hang_s
 
 PLACE = "served.warm:SHAPES"
-ENGINE = engine(expert_warmups={"router": Warmup(shapes=PLACE, min_capability="9.0")})
+ENGINE = engine(
+    expert_warmups={
+        "router": Warmup(shapes=PLACE, min_capability="9.0", routers=((7168, 256), (7168, 384)))
+    }
+)
+DENSE = spec().evolve(hidden=7168)
+
+
+def mixture(hidden: int, count: int) -> ModelSpec:
+    experts = Experts(count=count, per_token=8, intermediate=768)
+    return spec().evolve(hidden=hidden, experts=experts)
 
 
 def test_a_model_without_experts_skips_them() -> None:
-    choice = skipped_warmups(ENGINE, "9.0", has_experts=False)[VARIABLE]
+    for has_graphs in (True, False):
+        choice = skipped_warmups(ENGINE, "9.0", DENSE, has_graphs=has_graphs)[VARIABLE]
+        assert choice.value == "router"
+        assert "without experts" in choice.reason
+
+
+def test_a_mixture_skips_the_kernels_of_other_routers() -> None:
+    choice = skipped_warmups(ENGINE, "9.0", mixture(2048, 128), has_graphs=True)[VARIABLE]
     assert choice.value == "router"
-    assert "without experts" in choice.reason
+    assert "128 experts from 2048 values" in choice.reason
 
 
 @pytest.mark.parametrize(
-    ("engine_", "capability", "has_experts"),
+    ("engine_", "capability", "spec_", "has_graphs"),
     [
-        (ENGINE, "9.0", True),
-        (ENGINE, "8.6", False),
-        (ENGINE, None, False),
-        (engine(), "9.0", False),
+        (ENGINE, "9.0", mixture(7168, 256), True),
+        # Nothing else compiles its kernels before the first requests without graphs.
+        (ENGINE, "9.0", mixture(2048, 128), False),
+        (ENGINE, "9.0", spec().evolve(guessed=("experts",)), True),
+        (
+            engine(expert_warmups={"router": Warmup(shapes=PLACE, min_capability="9.0")}),
+            "9.0",
+            mixture(2048, 128),
+            True,
+        ),
+        (ENGINE, "8.6", DENSE, True),
+        (ENGINE, None, DENSE, True),
+        (engine(), "9.0", DENSE, True),
     ],
 )
 def test_no_warmup_is_skipped_if_none_would_run_in_vain(
-    engine_: Engine, capability: str | None, has_experts: bool
+    engine_: Engine, capability: str | None, spec_: ModelSpec, has_graphs: bool
 ) -> None:
-    assert skipped_warmups(engine_, capability, has_experts=has_experts) == {}
+    assert skipped_warmups(engine_, capability, spec_, has_graphs=has_graphs) == {}
+
+
+def test_the_shipped_profile_knows_the_routers_of_its_warmup() -> None:
+    """vLLM 0.26.0's list, and a router that is not in it."""
+    (warmup,) = Profiles(None).engine("vllm==0.26.0").expert_warmups.values()
+    assert (7168, 256) in warmup.routers
+    assert (2048, 128) not in warmup.routers
 
 
 @pytest.fixture
