@@ -13,7 +13,9 @@ streams    half as many streams of 5 events per second for --seconds: errors, me
 crowd      --clients for --seconds, half of which leave in the middle, while one of two engines is
            killed every --kill-s. Then the same during --attackers of each kind of
            tests/hostile/attackers.py: time-outs, memory, descriptors, and times of answers. The
-           gateway starts scripted engines. --workers 2: memory of each process.
+           gateway starts scripted engines. --workers 2: memory of each process. The processor
+           time of each process, and the mean time that its threads waited for a core: a part of
+           each answer's time that the machine adds, not the gateway
            Exit code 1 for a broken promise of docs/security.md
 
 Beside senders and readers, ordinary clients send one request after the other: their times alone and
@@ -302,6 +304,14 @@ async def both_crowds(
             f" {figures.kills} engines killed; MiB each minute"
             f" {figures.each_minute()}, {figures.growth:+.1%} once warm; descriptors {before},"
             f" after {after}; load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+        print(
+            "         "
+            + "; ".join(
+                f"{name} {processor_time.describe(seconds)}"
+                for name, processor_time in figures.processor.items()
+            ),
             flush=True,
         )
         if number:

@@ -40,6 +40,17 @@ def hide_password(text: str) -> str:
     return _CREDENTIALS.sub("", text) if "@" in text else text
 
 
+def restore_passwords(text: str, former_text: str) -> str:
+    """The text, where each address without user and password gets those of the former text's
+    address of the same host."""
+    for credentials in _CREDENTIALS.finditer(former_text):
+        host = re.match(r"[^\s/?#'\"<>]*", former_text[credentials.end() :])
+        if host is not None and host[0]:
+            address = rf"(?<=://)(?={re.escape(host[0])}(?:[\s/?#'\"<>]|$))"
+            text = re.sub(address, credentials[0].replace("\\", r"\\"), text)
+    return text
+
+
 def hide_typed_password(text: str) -> str:
     """The text as `hide_password` has it, also of addresses without a scheme, such as images."""
     return _TYPED_CREDENTIALS.sub("", hide_password(text))

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
-from gateway.errors import hide_password
+from gateway.errors import hide_password, restore_passwords
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, SerializationInfo
@@ -33,7 +33,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 # A text in a JSON object, and its name.
-_JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:\s*)"(?:[^"\\]|\\.)*"')
+_JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:\s*)"((?:[^"\\]|\\.)*)"')
 
 
 class Secret:
@@ -126,9 +126,52 @@ def shown_setting(name: str, value: Scalar) -> Scalar:
     return _JSON_TEXT.sub(_hide_json_text, hide_password(value))
 
 
+def is_hidden(name: str, value: Scalar) -> bool:
+    """Whether the value of a flag or a variable has the mask in the place of a secret."""
+    if not isinstance(value, str) or MASK not in value:
+        return False
+    return bool(_SECRET_NAME.search(name)) or any(
+        _is_secret_text(match) and MASK in match[0] for match in _JSON_TEXT.finditer(value)
+    )
+
+
+def restore_secrets(value: str, former_value: str) -> str:
+    """A value that was edited as shown, with the secrets of the former one in the place of masks in
+    its JSON, and of passwords in its addresses.
+
+    A mask stays where the value has fewer or more texts of its name than the former one: nobody
+    knows which is meant.
+    """
+    former_texts = _secret_texts(former_value)
+    counts = {name: len(texts) for name, texts in _secret_texts(value).items()}
+
+    def restore(match: re.Match[str]) -> str:
+        texts = former_texts.get(match[1], [])
+        if len(texts) != counts.get(match[1]):
+            return match[0]
+        positions[match[1]] += 1
+        return texts[positions[match[1]] - 1] if match[3] == MASK else match[0]
+
+    positions = dict.fromkeys(counts, 0)
+    return restore_passwords(_JSON_TEXT.sub(restore, value), former_value)
+
+
+def _secret_texts(value: str) -> dict[str, list[str]]:
+    """The secret texts in JSON objects with their names, by name."""
+    texts: dict[str, list[str]] = {}
+    for match in _JSON_TEXT.finditer(value):
+        if _is_secret_text(match):
+            texts.setdefault(match[1], []).append(match[0])
+    return texts
+
+
+def _is_secret_text(match: re.Match[str]) -> bool:
+    return bool(_SECRET_NAME.search(match[1]))
+
+
 def _hide_json_text(match: re.Match[str]) -> str:
     name = match[1]
-    return f'"{name}"{match[2]}"{MASK}"' if _SECRET_NAME.search(name) else match[0]
+    return f'"{name}"{match[2]}"{MASK}"' if _is_secret_text(match) else match[0]
 
 
 def secret_text(value: Any) -> str:

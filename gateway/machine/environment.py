@@ -42,6 +42,11 @@ def installed_engines(data: Path) -> frozenset[str]:
         return frozenset()
 
 
+def has_package(folder: Path, package: str) -> bool:
+    """Whether the environment in the folder has this path below its site-packages."""
+    return any(folder.glob(f"lib/python3.*/site-packages/{package}"))
+
+
 def foreign_python(folder: Path) -> str | None:
     """The Python of the foreign environment that the engine's folder stands for; None: its own."""
     try:

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 # Allocated in advance, the buffer lets a read succeed without free memory, so that a refusal can be
 # written.
 _READ = memoryview(bytearray(256 * 1024))
+# For a head or a chunked body, which may consist of tiny parts.
+_SHORT_READ = _READ[: limits.READ_BYTES]
 
 
 def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> Any:
@@ -169,7 +171,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reader.close()
 
     def get_buffer(self, _: int) -> memoryview:
-        return _READ
+        remaining_bytes = self._reader.remaining_bytes
+        return _READ[:remaining_bytes] if remaining_bytes > limits.READ_BYTES else _SHORT_READ
 
     def buffer_updated(self, count: int) -> None:
         reader = self._reader
@@ -192,8 +195,21 @@ class ClientConnection(asyncio.BufferedProtocol):
             and isinstance(self._current_exchange, Exchange)
         ):
             self._repeat = head_cache.remember(data, self._current_exchange, self.plane.keys.table)
-        if self._turns and not self.is_discarding:
-            self._update_reading()
+        if not self.is_discarding:
+            if self._turns:
+                self._update_reading()
+            if count >= limits.READ_BYTES:
+                self._yield_turn()
+
+    def _yield_turn(self) -> None:
+        """Let the loop serve other connections before the next read. Otherwise the loop would read
+        all bytes that the kernel has, often megabytes."""
+        self.transport.pause_reading()
+        self._loop.call_soon(self._continue_reading)
+
+    def _continue_reading(self) -> None:
+        if not (self.is_reading_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def _repeats(self, data: bytes) -> bool:
         """Start the request in `data` where its head equals the previous one, which need not be

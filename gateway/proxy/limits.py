@@ -3,10 +3,13 @@
     while                                          at most             then
     a new connection has sent nothing              FIRST_BYTE_S        closed
     the head of a request comes in                 HEAD_S              408, closed
-    the head grows                                 HEAD_BYTES          431, closed
+    the head grows                                 HEAD_BYTES and      431, closed
+                                                   HEADER_LINES
     a body comes in                                BODY_S, and 1 s for 408, closed
                                                    MIN_BYTES_S each
     a body comes in, wrapped in far more bytes     max_wire_bytes      400, closed
+    trailers come in                               HEADER_LINES        400, closed
+    a read of a chunked body or a head             READ_BYTES          others are read first
     the client takes no byte of its answer         STALL_S             closed
     the connection is kept, without a request      Limits.keep_alive_s closed
     the rest of a refused body is discarded        LINGER_S in all     closed
@@ -43,6 +46,11 @@ if TYPE_CHECKING:
 FIRST_BYTE_S = 10.0
 HEAD_S = 10.0
 HEAD_BYTES = 32 * 1024
+# Lines of a head and its trailers. Each costs a call of the parser.
+HEADER_LINES = 256
+# Bytes of a read that can consist of tiny parts, for which a thread of the gateway takes 2 ms. With
+# 256 KiB, another client's first byte waited 20 ms.
+READ_BYTES = HEAD_BYTES
 BODY_S = 30.0
 MIN_BYTES_S = 4096
 STALL_S = 120.0
@@ -168,6 +176,12 @@ def head_too_large_error() -> HeadTooLarge:
     return HeadTooLarge(
         f"The head of the request is over {HEAD_BYTES} bytes.",
         hint="Send fewer or shorter headers.",
+    )
+
+
+def header_lines_error() -> HeadTooLarge:
+    return HeadTooLarge(
+        f"The head of the request has over {HEADER_LINES} lines.", hint="Send fewer headers."
     )
 
 

@@ -57,7 +57,10 @@ class RequestReader:
     __slots__ = (
         "_connection",
         "_ignores_upgrade",
+        "_length",
+        "_line_count",
         "_parser",
+        "_pieces",
         "_received_bytes",
         "_size",
         "_wire",
@@ -76,6 +79,9 @@ class RequestReader:
         self.incoming: Exchange | AsgiRequest | None = None
         self.is_in_head = self.is_in_body = False
         self._size = 0  # bytes of the current head or body so far
+        self._length = 0  # the announced length of the current body
+        self._line_count = 0  # header lines and trailers of the current request
+        self._pieces: list[bytes] = []  # parts of the body from the current read
         # Bytes of reads that contain only body, including heads of chunks and trailers. -1: no such
         # read yet.
         self._wire = 0
@@ -93,6 +99,11 @@ class RequestReader:
     def method(self) -> bytes:
         """The method of the last request."""
         return self._parser.get_method()
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Bytes of the current body that its announced length leaves."""
+        return self._length - self._size if self.is_in_body else 0
 
     def close(self) -> None:
         """End all reading."""
@@ -156,6 +167,10 @@ class RequestReader:
         connection = self._connection
         try:
             self._parser.feed_data(data)
+            if self._pieces:
+                self._hand_over_body()
+        except MemoryError:
+            connection.refuse_and_close(refusals.memory_error())
         except httptools.HttpParserUpgrade as upgrade:
             if self._ignores_upgrade:
                 self._read_again(data[upgrade.args[0] :])
@@ -183,28 +198,51 @@ class RequestReader:
     # --- called by the parser ---
 
     def on_message_begin(self) -> None:
+        self._check_refusal()
         self.url = b""
         self.headers = []
+        self._line_count = 0
         self.is_in_head = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._line_count += 1
+        if self._line_count > limits.HEADER_LINES:
+            self._refuse_lines()
         if self.is_in_head:  # otherwise a trailer, which is not used
             # The parser leaves white space after a value (RFC 9112, 5.1: no part of it).
             self.headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def _check_refusal(self) -> None:
+        """End the parsing of bytes after a refusal. Raises ValueError, which the parser passes
+        on."""
+        if self._connection.is_discarding:
+            raise ValueError("the request is refused")
+
+    def _refuse_lines(self) -> None:
+        """Refuse a request with too many header lines or trailers. Raises ValueError."""
+        self._check_refusal()
+        self._connection.refuse_and_close(
+            limits.header_lines_error() if self.is_in_head else limits.framing_too_large_error()
+        )
+        self._check_refusal()
+
+    def _start_body(self) -> None:
+        """Note that the head has ended."""
+        self.is_in_head = False
+        self.is_in_body = True
+        self._size = self._length = 0
+        self._wire = -1
+        self.incoming = None
 
     def on_headers_complete(self) -> None:
         """Begin the request of a complete head, or refuse the head."""
         connection = self._connection
         if connection.is_discarding:
             return
-        self.is_in_head = False
-        self.is_in_body = True
-        self._size = 0
-        self._wire = -1
-        self.incoming = None
+        self._start_body()
         method = self._parser.get_method()
         upgrades = self._parser.should_upgrade() and method != b"CONNECT"
         upgrade = find_upgrade(self.headers) if upgrades else None
@@ -227,8 +265,9 @@ class RequestReader:
             headers = limits.read_head(self.url, self.headers, version, self._received_bytes)
             id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
-            if (size := int(headers.get(b"content-length", b"0"))) > plane.limits.body_bytes:
-                self._check_size(size)
+            self._length = int(headers.get(b"content-length", b"0"))
+            if self._length > plane.limits.body_bytes:
+                self._check_size(self._length)
             keep_alive = (
                 version == "1.1" and self._parser.should_keep_alive() and not plane.is_draining
             )
@@ -288,6 +327,14 @@ class RequestReader:
             raise file_too_large_error(limits_in_force.file_bytes)
 
     def on_body(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def _hand_over_body(self) -> None:
+        """Give the request the parts of its body from the current read, in one piece: a client
+        may send single bytes."""
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
         connection = self._connection
         request = self.incoming
         if connection.is_discarding or request is None:
@@ -301,6 +348,8 @@ class RequestReader:
             connection.refuse_and_close(error, request.shape, request.id)
 
     def on_message_complete(self) -> None:
+        if self._pieces:
+            self._hand_over_body()
         if self._connection.is_discarding or self._ignores_upgrade:
             return
         self.is_in_body = False

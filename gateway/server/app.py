@@ -429,7 +429,9 @@ async def _load_keyring(app: GatewayApp, front: ServingParts, store: Store) -> K
         book,
     )
     if front.identities is not None:
-        front.identities.adopt_keyring(keyring.person_budgets, apply_sessions)
+        front.identities.adopt_keyring(
+            keyring.person_budgets, keyring.refresh_person, apply_sessions
+        )
     await asyncio.to_thread(keyring.load)
     return keyring
 

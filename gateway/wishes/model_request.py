@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field
 from gateway.domain import Wish
 from gateway.domain.endpoint_url import endpoint_url
 from gateway.errors import BadRequest
+from gateway.secret import MASK
+from gateway.wishes.shown_wish import hidden_setting
 
 
 class ModelRequest(Wish):
@@ -64,4 +66,11 @@ class ModelRequest(Wish):
                     hint="Swap or drop one.",
                     param=low,
                 )
-        return Wish.model_validate(fields | {"endpoints": endpoints})
+        wish = Wish.model_validate(fields | {"endpoints": endpoints})
+        if (setting := hidden_setting(wish)) is not None:
+            raise BadRequest(
+                f"{setting} has the text {MASK} in the place of a secret, which is not shown.",
+                hint="Give the secret itself.",
+                param=setting,
+            )
+        return wish

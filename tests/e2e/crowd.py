@@ -28,6 +28,7 @@ from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
 from tests.hostile.attackers import Target, attackers
 from tests.hostile.corpus import body_for, request
 from tests.support.patience import HANG_S, Patience, hang_s, slowness
+from tests.support.processor_time import ProcessorTime
 from tests.support.running import model_folder
 
 ADMIN = "an-admin-key-of-the-crowd-that-nobody-guesses"
@@ -58,6 +59,7 @@ class Figures:
     """Of one run. Descriptors: before the model was added, and after it was removed again.
 
     worker_mib: memory of each worker; empty where one process serves.
+    processor: processor time of the clients, attackers, engines and each process of the gateway.
     """
 
     counts: ClientCounts
@@ -66,6 +68,7 @@ class Figures:
     resident_mib: list[float]
     descriptors: tuple[int, int]
     worker_mib: list[list[float]] = field(default_factory=list)
+    processor: dict[str, ProcessorTime] = field(default_factory=dict)
 
     @property
     def growth(self) -> float:
@@ -197,9 +200,9 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
 
 
 @contextlib.asynccontextmanager
-async def process(run: Any, *arguments: object) -> AsyncIterator[list[Any]]:
-    """`run` in a process of its own, with a pipe on which it tells that it begins. Its last message
-    is in the list then."""
+async def process(run: Any, *arguments: object) -> AsyncIterator[tuple[int, list[Any]]]:
+    """`run` in a process of its own, with a pipe on which it tells that it begins. Its pid, and a
+    list that has its last message at the end."""
     parent_end, child_end = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(
         target=run, args=(*arguments, child_end), daemon=True
@@ -209,7 +212,8 @@ async def process(run: Any, *arguments: object) -> AsyncIterator[list[Any]]:
     reports: list[Any] = []
     try:
         await asyncio.to_thread(parent_end.recv)  # it has begun
-        yield reports
+        assert child.pid is not None
+        yield child.pid, reports
         parent_end.send(None)
         reports.append(await asyncio.to_thread(parent_end.recv))
     finally:
@@ -261,15 +265,24 @@ async def crowd(
         worker_sizes: list[list[float]] = [[] for _ in worker_pids]
         chance, kills = random.Random(1), 0
         async with contextlib.AsyncExitStack() as stack:
-            resource = await stack.enter_async_context(
+            client_pid, resource = await stack.enter_async_context(
                 process(clients, Target(gateway.port, keys[0], "m"), count)
             )
+            pids = {
+                "clients": client_pid,
+                "gateway": pid,
+                **{
+                    f"worker {number}": process_pid
+                    for number, process_pid in enumerate(worker_pids, 1)
+                },
+            }
             attacks: list[Any] = [Counter()]
             if tokens:
-                attacks = await stack.enter_async_context(
+                pids["attackers"], attacks = await stack.enter_async_context(
                     process(attackers, Target(gateway.port, keys[1], "m"), tokens)
                 )
             began, patience = time.monotonic(), Patience()
+            starts = {name: ProcessorTime.read(process_pid) for name, process_pid in pids.items()}
             # An engine that starts anew takes longer on a busy machine.
             needs_kill = kill_s < math.inf
             while (now := time.monotonic() - began) < seconds or (
@@ -281,6 +294,10 @@ async def crowd(
                     worker_size.append(resident_mib(worker_pid))
                 if now >= (kills + 1) * kill_s:
                     kills += await asyncio.to_thread(_kill_one, gateway, chance)
+            processor = {
+                name: ProcessorTime.read(process_pid).minus(starts[name])
+                for name, process_pid in pids.items()
+            }
         # The process that multiprocessing keeps beside its children would stay: later tests look at
         # all children of theirs.
         resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
@@ -290,7 +307,7 @@ async def crowd(
                 wait_for, "descriptors", lambda: descriptors(pid) <= before, HANG_S, 0.1
             )
         counts = (before, descriptors(pid))
-        return Figures(resource[0], attacks[0], kills, sizes, counts, worker_sizes)
+        return Figures(resource[0], attacks[0], kills, sizes, counts, worker_sizes, processor)
 
 
 def _add(gateway: Gateway) -> None:

@@ -84,6 +84,23 @@ async def _trailers(
     await _note_answer(reader)
 
 
+async def _tiny_chunks(
+    _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    writer.write(request(b"", CHUNKED, line=b"POST /admin/models HTTP/1.1", length=None))
+    for _number in range(16):
+        writer.write(b"1\r\na\r\n" * 10_000)
+        await writer.drain()
+    await _note_answer(reader)
+
+
+async def _header_lines(
+    _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a:\r\n" * 100_000)
+    await _note_answer(reader)
+
+
 async def _slow_body(
     _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
@@ -155,6 +172,8 @@ async def _wrong_key(
 KINDS: dict[str, Attack] = {
     "websocket upgrades": _websocket,
     "trailers": _trailers,
+    "tiny chunks": _tiny_chunks,
+    "header lines": _header_lines,
     "slow bodies without a key": _slow_body,
     "slow heads": _slow_head,
     "pipelined memory": _pipeline,

@@ -8,8 +8,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -202,6 +202,21 @@ class Gateway:
         """Returns when the loop is through with its present work, of which a part follows the
         answer."""
         self.tasks()
+
+    @contextmanager
+    def stopped_loop(self) -> Iterator[None]:
+        """The loop does nothing meanwhile, so that bytes of several clients wait for it."""
+        has_stopped = threading.Event()
+        may_continue = threading.Event()
+
+        def stop() -> None:
+            has_stopped.set()
+            may_continue.wait(hang_s())
+
+        self._loop.call_soon_threadsafe(stop)
+        assert has_stopped.wait(hang_s())
+        yield
+        may_continue.set()
 
     def tasks(self) -> int:
         async def count() -> int:

@@ -38,7 +38,7 @@ from gateway.engines.registry import engine_kind
 from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host, HubCommit
 from gateway.logging import Logger
-from gateway.machine.environment import engine_dir
+from gateway.machine.environment import engine_dir, has_package
 from gateway.models.catalog.folder_reach import check_links, reach, shared_blobs
 from gateway.models.catalog.hub_cache import HubCache
 from gateway.models.catalog.read_ahead import files_of_weights, read_ahead
@@ -351,14 +351,10 @@ class Launcher:
 
     def _trace_endpoint(self, engine: Engine, site: _Site) -> str:
         """The collector of the engine's own traces; "" where its environment has no library for
-        it, as its start would fail."""
+        it, as its start would fail. Machines of a cluster look into theirs."""
         endpoint = self.settings.engine_otlp_endpoint
         folder = engine_dir(self.settings.data, engine)
-        if (
-            endpoint
-            and site == "process"
-            and not any(folder.glob(f"lib/python3.*/site-packages/{trace_flags.LIBRARY}"))
-        ):
+        if endpoint and site == "process" and not has_package(folder, trace_flags.LIBRARY):
             log.warning(
                 "the engine starts without traces: its environment has no OpenTelemetry",
                 engine=str(engine.ref),

@@ -6,7 +6,7 @@ vllm/config/observability.py, process_tracing_init in sglang/srt/observability/t
 
 from __future__ import annotations
 
-from gateway.domain import Engine
+from gateway.domain import Engine, LaunchSpec
 
 ENDPOINT = "otlp-traces-endpoint"
 # SGLang traces only with its switch.
@@ -28,6 +28,21 @@ def trace_arguments(engine: Engine, endpoint: str) -> tuple[str, ...]:
 def trace_environment(engine: Engine, endpoint: str) -> dict[str, str]:
     """Variables for the engine's traces."""
     return {SERVICE_VARIABLE: engine.kind} if trace_arguments(engine, endpoint) else {}
+
+
+def untraced_start(spec: LaunchSpec) -> LaunchSpec:
+    """The start without the flags and variables of traces; the same object where it has none. Flags
+    that a user gave stay, which come without the variable."""
+    if SERVICE_VARIABLE not in spec.env:
+        return spec
+    return spec.evolve(
+        argv=tuple(
+            item
+            for item in spec.argv
+            if item != f"--{_SWITCH}" and not item.startswith(f"--{ENDPOINT}=")
+        ),
+        env={name: value for name, value in spec.env.items() if name != SERVICE_VARIABLE},
+    )
 
 
 def drop_trace_arguments(engine: Engine, argv: tuple[str, ...], endpoint: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from gateway.domain import LaunchSpec, NodeView
+from gateway.engines.common import trace_flags
 from gateway.errors import AgentRefusal, FitserveError, HostError
 from gateway.hosts.agent.agent_server import HostServer
 from gateway.hosts.agent.calls import (
@@ -46,7 +47,7 @@ from gateway.hosts.cluster.weights_store import WeightsStore
 from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine import network
-from gateway.machine.environment import engine_dir
+from gateway.machine.environment import engine_dir, has_package
 from gateway.machine.probe import probe
 from gateway.machine.rdma import rdma_port
 from gateway.models.catalog.hub_cache import HubCache
@@ -64,6 +65,20 @@ _COMMIT_PATH = re.compile(
     rf'{PATH_START}(?P<cache>/[^"=:]*)/models--(?P<repo>[A-Za-z0-9_.-]+)'
     r"/snapshots/(?P<commit>[0-9a-f]{40})(?![0-9a-f])"
 )
+
+
+def _traceable_start(spec: LaunchSpec, environment: Path) -> LaunchSpec:
+    """The start without traces where the engine's environment has no library for them, as it would
+    fail."""
+    untraced_spec = trace_flags.untraced_start(spec)
+    if untraced_spec is spec or has_package(environment, trace_flags.LIBRARY):
+        return spec
+    log.warning(
+        "the engine starts without traces: its environment has no OpenTelemetry",
+        engine=str(spec.engine),
+        hint=f"Install opentelemetry-exporter-otlp in {environment}.",
+    )
+    return untraced_spec
 
 
 class NodeService(HostServer):
@@ -166,7 +181,9 @@ class NodeService(HostServer):
 
         A commit in the gateway's cache has its path here too where that is a shared folder.
         """
-        environment = str(engine_dir(self._data, spec.engine))
+        environment_folder = engine_dir(self._data, spec.engine)
+        environment = str(environment_folder)
+        spec = _traceable_start(spec, environment_folder)
         runs_code = "--trust-remote-code" in spec.argv
 
         def find_commit(match: re.Match[str]) -> str:

@@ -57,6 +57,10 @@ class KeyLimits:
     budgets: tuple[KeyBudget, ...] = ()
 
 
+def _budget_limits(budgets: tuple[KeyBudget, ...]) -> KeyLimits | None:
+    return KeyLimits(budgets=budgets) if budgets else None
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """A caller.
@@ -196,7 +200,7 @@ class Keys:
         """A key of a person's page. The oldest of the person, and of all, are dropped beyond a
         number, and none is stored."""
         token = new_key()
-        limit = KeyLimits(budgets=budgets) if budgets else None
+        limit = _budget_limits(budgets)
         key = Key(name, hash_key(token), scopes, limit=limit, ends_at=ends_at)
         with self._lock:
             sessions = [*self._sessions.values(), key]
@@ -209,6 +213,26 @@ class Keys:
             ]
             self._replace_sessions(remaining_keys[-_MAX_SESSIONS:])
         return token
+
+    @property
+    def sessions(self) -> tuple[Key, ...]:
+        """The keys of people's pages."""
+        return tuple(self._sessions.values())
+
+    def replace_budgets(self, budgets: Mapping[str, tuple[KeyBudget, ...]]) -> bool:
+        """Give the page keys of people these budgets, by the name in lists. Returns whether one
+        changed."""
+        with self._lock:
+            sessions = [
+                replace(key, limit=_budget_limits(budgets[key.name]))
+                if key.name in budgets and _budget_limits(budgets[key.name]) != key.limit
+                else key
+                for key in self._sessions.values()
+            ]
+            is_changed = sessions != list(self._sessions.values())
+            if is_changed:
+                self._replace_sessions(sessions)
+        return is_changed
 
     def close_sessions(self, name: str) -> None:
         """End all page keys of a person."""

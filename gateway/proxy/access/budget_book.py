@@ -59,10 +59,7 @@ class BudgetBook:
     def budgets_of(self, grant: Grant, grants: Collection[Grant]) -> tuple[KeyBudget, ...]:
         """The budgets that the requests of a key count for. grants: of all keys. Raises
         StoreError."""
-        budgets = []
-        if grant.budget is not None and (limits := build_limits(grant.budget)):
-            row = self._row_of(f"key {grant.name}", {grant.name})
-            budgets.append(_key_budget(f"key {grant.name}", row, limits, grant.budget))
+        budgets = self._budgets(f"key {grant.name}", {grant.name}, grant.budget)
         if grant.group is not None:
             budgets += self.group_budget(grant.group, grants)
         return tuple(budgets)
@@ -75,25 +72,20 @@ class BudgetBook:
 
         name: that of the person in lists.
         """
-        budgets = []
-        if self.person_allowance is not None and (limits := build_limits(self.person_allowance)):
-            owner = f"{PERSON_OWNER}{name.removeprefix(PERSON_PREFIX)}"
-            row = self._row_of(owner, {name})
-            budgets.append(_key_budget(owner, row, limits, self.person_allowance))
+        owner = f"{PERSON_OWNER}{name.removeprefix(PERSON_PREFIX)}"
+        budgets = self._budgets(owner, {name}, self.person_allowance)
         for group in sorted(self.groups.keys() & set(groups)):
             budgets += self.group_budget(group, grants)
         return tuple(budgets)
 
     def group_budget(self, name: str, grants: Iterable[Grant]) -> list[KeyBudget]:
-        """The budget of a group, if it has limits."""
+        """The budget of a group. Raises StoreError."""
         owner = f"group {name}"
         budget = self.groups.get(name)
         if budget is None:
             return [KeyBudget(owner, 0, (), is_lost=True)]
-        if not (limits := build_limits(budget)):
-            return []
         members = {grant.name for grant in grants if grant.group == name}
-        return [_key_budget(owner, self._row_of(owner, members), limits, budget)]
+        return self._budgets(owner, members, budget)
 
     def use_of(self, budgets: Iterable[KeyBudget]) -> Iterator[BudgetUse]:
         """The budgets with their usage."""
@@ -111,8 +103,23 @@ class BudgetBook:
             warnings = usage.warnings | bits if bits else 0
             self._ledger.write(budget.row, today, usage._replace(warnings=warnings))
 
-    def _row_of(self, owner: str, keys: Collection[str]) -> int:
-        return self._rows.row_of(owner, lambda today: self._seed(keys, today))
+    def set_rows_in_use(self, rows_in_use: Callable[[], Collection[int]]) -> None:
+        """Keep these rows for their owners. rows_in_use: gives those that keys count in."""
+        self._rows.rows_in_use = rows_in_use
+
+    def _budgets(
+        self, owner: str, keys: Collection[str], budget: Allowance | None
+    ) -> list[KeyBudget]:
+        """The budget of an owner. One without limits counts on where this month was counted: its
+        limits may come back.
+
+        keys: the names in the stored usage.
+        """
+        if budget is not None and (limits := build_limits(budget)):
+            row = self._rows.row_of(owner, lambda today: self._seed(keys, today))
+            return [KeyBudget(owner, row, limits, budget.warn_percent, budget.is_soft)]
+        former_row = self._rows.find(owner)
+        return [] if former_row is None else [KeyBudget(owner, former_row, ())]
 
     def _seed(self, keys: Collection[str], today: Calendar) -> Usage:
         """The stored usage of these keys in the present day and month."""
@@ -145,9 +152,3 @@ def build_limits(budget: Allowance) -> tuple[BudgetLimit, ...]:
         for measure, name in enumerate(MEASURES)
         if (amount := getattr(budget, f"{name}_per_{period_name}")) is not None
     )
-
-
-def _key_budget(
-    owner: str, row: int, limits: tuple[BudgetLimit, ...], budget: Allowance
-) -> KeyBudget:
-    return KeyBudget(owner, row, limits, budget.warn_percent, budget.is_soft)

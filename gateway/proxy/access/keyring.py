@@ -52,6 +52,8 @@ _REVOKED_DIGEST = "0" * 64
 _RETRY_S = 5.0
 # The clock may be set, so the next end of a key is computed again after this time.
 _CLOCK_LOOK_S = 3600.0
+# People whose groups are known. More than have page keys at a time.
+_MAX_PEOPLE = 8192
 _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, ...])
 
 
@@ -78,6 +80,9 @@ class Keyring:
         """Revoked keys that the database or the file still has."""
         self._callers: dict[int, tuple[StoredKey, Key]] = {}
         """The valid keys by the `id` of their stored form, which each entry keeps alive."""
+        self._people: dict[str, frozenset[str]] = {}
+        """The groups of people, by the names in lists, as their identities named them last."""
+        book.set_rows_in_use(self._rows_in_use)
         self._timer: threading.Timer | None = None
         self._expiry_timer: threading.Timer | None = None
 
@@ -224,18 +229,48 @@ class Keyring:
         log.info("budget of a key set", key=name)
 
     def person_budgets(self, name: str, groups: Collection[str]) -> tuple[KeyBudget, ...]:
-        """The budgets of a person with these groups. One that cannot be counted lets nobody ask.
+        """The budgets of a person with these groups, until `refresh_person`. One that cannot be
+        counted lets nobody ask.
 
         name: that of the person in lists.
         """
         with self._lock:
-            grants = [key.grant for key in self.stored_keys]
-            try:
-                return self._book.person_budgets(name, groups, grants)
-            except StoreError as error:
-                log.error("a budget cannot be counted", key=name, error=str(error))  # noqa: TRY400
-                owner = f"{PERSON_OWNER}{name.removeprefix(PERSON_PREFIX)}"
-                return (KeyBudget(owner, 0, (), is_lost=True),)
+            self._people.pop(name, None)
+            self._people[name] = frozenset(groups)
+            if len(self._people) > _MAX_PEOPLE:
+                del self._people[next(iter(self._people))]
+            return self._person_budgets(name)
+
+    def refresh_person(self, name: str) -> None:
+        """Give the page keys of a person the present budgets, which may have changed while one was
+        made."""
+        with self._lock:
+            self._update_people({name})
+
+    def _person_budgets(self, name: str) -> tuple[KeyBudget, ...]:
+        grants = [key.grant for key in self.stored_keys]
+        try:
+            return self._book.person_budgets(name, self._people[name], grants)
+        except StoreError as error:
+            log.error("a budget cannot be counted", key=name, error=str(error))  # noqa: TRY400
+            owner = f"{PERSON_OWNER}{name.removeprefix(PERSON_PREFIX)}"
+            return (KeyBudget(owner, 0, (), is_lost=True),)
+
+    def _update_people(self, names: Collection[str]) -> None:
+        """Give the page keys of these people their present budgets."""
+        present_names = names & self._people.keys()
+        if self._keys.replace_budgets({name: self._person_budgets(name) for name in present_names}):
+            self._on_change()
+
+    def _rows_in_use(self) -> set[int]:
+        """The rows of the ledger that keys count in."""
+        callers = (*(caller for _, caller in self._callers.values()), *self._keys.sessions)
+        return {
+            budget.row
+            for caller in callers
+            if caller.limit is not None
+            for budget in caller.limit.budgets
+        }
 
     @property
     def groups(self) -> dict[str, Allowance]:
@@ -275,6 +310,7 @@ class Keyring:
     def _save_groups(self, groups: dict[str, Allowance]) -> None:
         self._store.save_key_groups(groups)
         self._book.groups = groups
+        self._update_people({session.name for session in self._keys.sessions})
 
     def _check_budget(self, budget: Allowance | None) -> None:
         """Raise BadRequest for a budget of money without prices."""

@@ -5,7 +5,8 @@ row of a budget    digest of its owner; day and month of the counts; given warni
 
 Each change is written immediately, under a kernel lock of its row. So a killed process loses no
 count, and neither does a restart. The control process assigns the rows, and allocates their room
-on the disk before their use. Days and months are of UTC.
+on the disk before their use. Rows of owners without a count in this month are given to others once
+all are used. Days and months are of UTC.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,8 @@ ROWS = 16 * 1024
 GPU_UNITS = 10**6
 MONEY_UNITS = 10**9
 _DAY_S = 86_400
+# The longest time of a request.
+_REQUEST_DAYS = 1
 _ROW = struct.Struct("<16sIIII8Q")
 _ROW_BYTES = 128
 _NO_OWNER = bytes(16)
@@ -110,6 +113,11 @@ class Ledger:
                 self._descriptor = os.memfd_create("fitserve-budgets")
         return self._descriptor
 
+    @property
+    def exists(self) -> bool:
+        """Whether there are rows."""
+        return self._descriptor >= 0 or self._file.exists()
+
     @contextmanager
     def lock(self, row: int) -> Iterator[None]:
         """Hold the lock of a row. The kernel's lock keeps out other processes alone, so threads of
@@ -127,6 +135,11 @@ class Ledger:
             Amounts(*counts[4:]) if is_month else NO_AMOUNTS,
             warnings & (0x00FF if is_today else 0) | warnings & (0xFF00 if is_month else 0),
         )
+
+    def last_day(self, row: int) -> Calendar:
+        """The day of the last change of a row. Raises StoreError."""
+        _, day, month, *_ = self._unpack(row)
+        return Calendar(day, month)
 
     def write(self, row: int, today: Calendar, usage: Usage) -> None:
         """Replace the usage of a row. Raises StoreError."""
@@ -169,26 +182,46 @@ class Ledger:
 
 
 class LedgerRows:
-    """The rows of owners, in the control process."""
+    """The rows of owners, in the control process.
+
+    rows_in_use: gives the rows that keys count in.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.rows_in_use: Callable[[], Collection[int]] = tuple
         self._rows: dict[bytes, int] | None = None
 
+    def find(self, owner: str) -> int | None:
+        """The row of an owner that counts the present month. Raises StoreError."""
+        if not self.ledger.exists:
+            return None
+        row = self._present_rows().get(_digest(owner))
+        return row if row is not None and self._counts_month(row, Calendar.today()) else None
+
     def row_of(self, owner: str, seed: Callable[[Calendar], Usage]) -> int:
-        """The row of an owner. A new row begins with the usage that `seed` knows. Raises
-        StoreError."""
+        """The row of an owner. A row that is new, or without a count in this month, begins with the
+        usage that `seed` knows. Raises StoreError."""
+        rows = self._present_rows()
+        tag = _digest(owner)
+        today = Calendar.today()
+        row = rows.get(tag)
+        if row is not None and self._counts_month(row, today):
+            return row
+        if row is None:
+            row = self._free_row(today)
+            self._allocate(row)
+        self.ledger.start(row, tag, today, seed(today))
+        rows[tag] = row
+        return row
+
+    def _counts_month(self, row: int, today: Calendar) -> bool:
+        return _is_current(today.month, self.ledger.last_day(row).month)
+
+    def _present_rows(self) -> dict[bytes, int]:
         if self._rows is None:
             self._rows = self._read_owners()
-        tag = hashlib.blake2b(owner.encode(), digest_size=16).digest()
-        row = self._rows.get(tag)
-        if row is None:
-            row = self._free_row()
-            self._allocate(row)
-            today = Calendar.today()
-            self.ledger.start(row, tag, today, seed(today))
-            self._rows[tag] = row
-        return row
+        return self._rows
 
     def _read_owners(self) -> dict[bytes, int]:
         data = os.pread(self.ledger.descriptor, ROWS * _ROW_BYTES, 0)
@@ -198,17 +231,30 @@ class LedgerRows:
         )
         return {owner: row for owner, row in owners if owner.strip(b"\0")}
 
-    def _free_row(self) -> int:
-        assert self._rows is not None  # noqa: S101
-        used_rows = set(self._rows.values())
+    def _free_row(self, today: Calendar) -> int:
+        rows = self._present_rows()
+        if len(rows) >= ROWS:
+            self._drop_old_rows(today)
+        used_rows = set(rows.values())
         row = next((row for row in range(ROWS) if row not in used_rows), None)
         if row is None:
             raise StoreError(
-                f"There are {ROWS} budgets of keys and groups already.",
+                f"There are {ROWS} budgets of keys, groups and people already, all of this month.",
                 hint="Remove the file `budgets` of FITSERVE_DATA_DIR while the gateway is stopped:"
                 " owners that are gone leave it, and the others keep their stored usage.",
             )
         return row
+
+    def _drop_old_rows(self, today: Calendar) -> None:
+        """Free the rows of owners without a count in this month. A request that began before the
+        month may still count for one."""
+        rows = self._present_rows()
+        rows_in_use = set(self.rows_in_use())
+        for tag, row in list(rows.items()):
+            date = self.ledger.last_day(row)
+            is_old = date.month < today.month and date.day < today.day - _REQUEST_DAYS
+            if is_old and row not in rows_in_use:
+                del rows[tag]
 
     def _allocate(self, row: int) -> None:
         """Have the disk keep room for a row. Raises StoreError."""
@@ -219,6 +265,10 @@ class LedgerRows:
                 f"The disk has no room for a budget: {error.strerror}.",
                 hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
             ) from None
+
+
+def _digest(owner: str) -> bytes:
+    return hashlib.blake2b(owner.encode(), digest_size=16).digest()
 
 
 def _is_current(number: int, noted_number: int) -> bool:

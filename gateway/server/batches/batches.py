@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # Concurrent uploads; each has some mebibytes in memory.
 _MAX_UPLOADS = 16
+# A client may send slowly, so one key leaves places for others.
+_MAX_KEY_UPLOADS = 4
 _SWEEP_S = 60.0
 _HOUR_S = 3600
 _DAY_S = 86_400
@@ -76,7 +79,8 @@ class Batches:
         self._tasks: dict[str, SupervisedTask] = {}
         self._sweeping: SupervisedTask | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._uploads = 0
+        self._uploads: Counter[str] = Counter()
+        """The uploads under way by owner."""
 
     # --- life ---
 
@@ -156,19 +160,19 @@ class Batches:
         return record
 
     @contextmanager
-    def upload_place(self) -> Iterator[None]:
+    def upload_place(self, owner: str) -> Iterator[None]:
         """Hold one of the places for uploads. Raises Busy."""
-        if self._uploads >= _MAX_UPLOADS:
-            raise Busy(
-                f"{_MAX_UPLOADS} files are being uploaded.",
-                hint="Try again in a few seconds.",
-                retry_after_s=5,
-            )
-        self._uploads += 1
+        if self._uploads.total() >= _MAX_UPLOADS:
+            raise _upload_error(f"{_MAX_UPLOADS} files are being uploaded.")
+        if self._uploads[owner] >= _MAX_KEY_UPLOADS:
+            raise _upload_error(f"{_MAX_KEY_UPLOADS} files of this key are being uploaded.")
+        self._uploads[owner] += 1
         try:
             yield
         finally:
-            self._uploads -= 1
+            self._uploads[owner] -= 1
+            if not self._uploads[owner]:
+                del self._uploads[owner]
 
     # --- runs ---
 
@@ -235,3 +239,7 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
                 hint=f"Names have {_KEY_CHARACTERS} and texts {_VALUE_CHARACTERS} characters.",
                 param="metadata",
             )
+
+
+def _upload_error(message: str) -> Busy:
+    return Busy(message, hint="Try again in a few seconds.", retry_after_s=5)

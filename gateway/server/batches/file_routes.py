@@ -70,13 +70,14 @@ async def upload_file(request: Request) -> FileView:
     """Upload the input of a batch: a line of JSON for each request. The answer comes once all of it
     is on the disk."""
     batches = gateway_of(request).batches
-    with batches.upload_place():
-        return file_view(await _receive(request, batches))
+    owner = owner_of(request.scope["caller"])
+    with batches.upload_place(owner):
+        return file_view(await _receive(request, batches, owner))
 
 
-async def _receive(request: Request, batches: Batches) -> FileRecord:
+async def _receive(request: Request, batches: Batches, owner: str) -> FileRecord:
     run = batches.threads.run
-    new_file = await run(NewFile, batches.store, owner_of(request.scope["caller"]))
+    new_file = await run(NewFile, batches.store, owner)
     try:
         form = FileForm(request.headers.get("content-type", ""), new_file.write)
         pieces = list[bytes]()

@@ -79,16 +79,25 @@ class Identities:
         self._sessions = Sessions()
         self._login_tokens = LoginTokens()
         self._person_budgets: PersonBudgets = lambda *_: ()
+        self._refresh_budgets: Callable[[str], object] = lambda _: None
         self._on_change: Callable[[], object] = lambda: None
 
-    def adopt_keyring(self, person_budgets: PersonBudgets, on_change: Callable[[], object]) -> None:
+    def adopt_keyring(
+        self,
+        person_budgets: PersonBudgets,
+        refresh_budgets: Callable[[str], object],
+        on_change: Callable[[], object],
+    ) -> None:
         """Take the functions that exist once the stored keys are loaded.
 
         person_budgets: the budgets of a person, by name in lists and groups; it may write to the
             disk.
+        refresh_budgets: gives a person's page keys the present budgets, by name in lists; it may
+            write too.
         on_change: called after each change of the valid tokens.
         """
         self._person_budgets = person_budgets
+        self._refresh_budgets = refresh_budgets
         self._on_change = on_change
 
     async def caller(
@@ -170,6 +179,7 @@ class Identities:
             raise Unauthorized("The session has ended.", hint="Sign in, or send a key.")
         key = self._keys.open_session(person.key_name, scopes, ends_at, budgets)
         self._on_change()
+        await asyncio.to_thread(self._refresh_budgets, person.key_name)
         return PageToken(key, person.name, scopes, ends_at, can_end=session is not None)
 
 

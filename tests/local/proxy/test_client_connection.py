@@ -132,6 +132,7 @@ def post(
         ([b"host: x", b"content_type: application/json"], 400),
         ([b"host: x", b"a: " + b"b" * guard.HEAD_BYTES], 431),
         ([b"host: x", *[b"a%d: b" % n for n in range(5000)]], 431),
+        ([b"host: x", *[b"a:"] * guard.HEADER_LINES], 431),
         ([b"host: x", b"authorization: Bearer a", b"authorization: Bearer b"], 400),
     ],
     ids=lambda value: repr(value)[:40],
@@ -240,6 +241,83 @@ async def test_only_paths_of_the_table_reach_an_engine(
         assert [call.head[0] for call in upstream.calls] == (
             [b"POST /v1/chat/completions HTTP/1.1"] if status == b"200" else []
         )
+
+
+async def test_many_lines_are_refused_before_more_of_them_are_parsed(gateway: Gateway) -> None:
+    lines = b"a:\r\n" * (guard.HEADER_LINES + 2)
+    chunked = post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"0\r\n")
+    for data, expected_status in ((b"GET / HTTP/1.1\r\n", b"431"), (chunked, b"400")):
+        # Bytes after the last allowed line could be no request, but are not read.
+        assert (await talk(gateway.port, data + lines + b"\0\r\n"))[9:12] == expected_status
+
+
+async def test_a_head_may_have_all_allowed_lines(gateway: Gateway) -> None:
+    async with stage(gateway, answers):
+        allowed_lines = [b"a: b"] * (guard.HEADER_LINES - 3)
+        data = post(b"host: x", b"connection: close", *allowed_lines)
+        assert (await talk(gateway.port, data)).startswith(b"HTTP/1.1 200 ")
+
+
+# --- long reads, which other clients would wait for ---
+
+TINY_CHUNKS = b"1\r\na\r\n" * 20_000
+
+
+@contextlib.contextmanager
+def record_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[ClientConnection, int]]]:
+    """The connection and the bytes of each read, in order."""
+    connection_reads: list[tuple[ClientConnection, int]] = []
+    update = ClientConnection.buffer_updated
+
+    def record_read(connection: ClientConnection, count: int) -> None:
+        connection_reads.append((connection, count))
+        update(connection, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientConnection, "buffer_updated", record_read)
+        yield connection_reads
+
+
+def test_other_clients_are_read_between_two_reads_of_a_long_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long_request = post(b"host: x", b"transfer-encoding: chunked", length=False, body=TINY_CHUNKS)
+    short_request = raw_request(BODY, "/echo")
+    with record_reads(monkeypatch) as connection_reads, Gateway() as gateway:
+        address = ("127.0.0.1", gateway.port)
+        with (
+            socket.create_connection(address) as sender,
+            socket.create_connection(address) as client,
+        ):
+            client.settimeout(hang_s())
+            client.sendall(short_request)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            ((short_connection, _),) = connection_reads
+            connection_reads.clear()
+            with gateway.stopped_loop():
+                sender.setblocking(False)
+                assert sender.send(long_request) > 2 * guard.READ_BYTES
+                client.sendall(short_request)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            gateway.catch_up()
+            connections = [connection for connection, _ in connection_reads]
+            assert connections.index(short_connection) <= 1
+            assert max(count for _, count in connection_reads) <= guard.READ_BYTES
+
+
+async def test_a_sized_body_is_read_in_large_pieces_that_end_with_it(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps({**ASK, "user": "x" * 2**20}).encode()
+    with record_reads(monkeypatch) as connection_reads:
+        async with stage(gateway, answers) as [upstream]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(raw_request(body) + raw_request(BODY) * 2)
+            lines = [await status(reader) for _ in range(3)]
+            assert [line[:6] for line in lines] == [b"200 OK"] * 3
+            assert sum(len(call.requests) for call in upstream.calls) == 3
+            writer.close()
+    assert max(count for _, count in connection_reads) > guard.READ_BYTES
 
 
 # --- requests in a row ---

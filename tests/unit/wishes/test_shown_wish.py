@@ -7,7 +7,7 @@ import pytest
 from gateway.controller.decisions.changes import diff_wishes
 from gateway.domain import Scalar
 from gateway.secret import shown_setting
-from gateway.wishes.shown_wish import drop_hidden_values, shown_wish
+from gateway.wishes.shown_wish import drop_hidden_values, hidden_setting, shown_wish
 from tests.support.makers import wish
 
 SECRET = "sk-7f3a9c2e51"
@@ -66,3 +66,50 @@ def test_a_hidden_value_that_comes_back_changes_nothing() -> None:
     assert patch == {"args": {"block-size": 32}, "aliases": ["x"]}
     assert drop_hidden_values(present, {"args": None}) == {"args": None}
     assert drop_hidden_values(present, {"args": {"api-key": "new"}}) == {"args": {"api-key": "new"}}
+
+
+JSON = f'{{"api_key": "{SECRET}", "url": "http://me:{SECRET}@host/x", "size": 8}}'
+
+
+@pytest.mark.parametrize(("former_part", "new_part"), [("8}", "9}"), ("host/x", "host/y")])
+def test_a_value_that_is_edited_beside_its_secrets_keeps_them(
+    former_part: str, new_part: str
+) -> None:
+    present = wish(args={"extra": JSON})
+    shown_value = shown_wish(present).args["extra"]
+    assert isinstance(shown_value, str)
+    assert SECRET not in shown_value
+    edited_value = shown_value.replace(former_part, new_part)
+    patch = drop_hidden_values(present, {"args": {"extra": edited_value}})
+    assert patch == {"args": {"extra": JSON.replace(former_part, new_part)}}
+
+
+def test_a_new_secret_in_an_object_replaces_the_former_one() -> None:
+    present = wish(env={"X": f'[{{"token": "{SECRET}"}}, {{"token": "second-one"}}]'})
+    edited_value = '[{"token": "(hidden)"}, {"token": "third-one"}]'
+    patch = drop_hidden_values(present, {"env": {"X": edited_value}})
+    assert patch == {"env": {"X": f'[{{"token": "{SECRET}"}}, {{"token": "third-one"}}]'}}
+
+
+def test_a_password_goes_to_no_other_host() -> None:
+    present = wish(args={"remote": f"http://me:{SECRET}@host/x"})
+    for address in ("http://host.example/x", "http://other/x", "http://hos/x"):
+        patch = {"args": {"remote": address}}
+        assert drop_hidden_values(present, patch) == patch
+
+
+def test_a_mask_without_a_known_secret_stays() -> None:
+    present = wish(env={"X": f'[{{"token": "{SECRET}"}}, {{"token": "second-one"}}]'})
+    patch = {"env": {"X": '[{"token": "(hidden)"}]', "Y": '{"token": "(hidden)"}'}}
+    assert drop_hidden_values(present, patch) == patch
+    assert hidden_setting(wish(**patch)) == "env.X"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"api-key": "(hidden)"}, {"extra": '{"api_key": "(hidden)"}'}, {"extra": '{"size": 8}'}],
+)
+def test_a_setting_with_a_mask_for_its_secret_is_found(args: dict[str, Scalar]) -> None:
+    is_masked = any("(hidden)" in str(value) for value in args.values())
+    assert (hidden_setting(wish(args=args)) is not None) is is_masked
+    assert hidden_setting(wish(args={"chat": "a (hidden) word"})) is None

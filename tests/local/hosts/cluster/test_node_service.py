@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.engines.common.trace_flags import ENDPOINT, LIBRARY, SERVICE_VARIABLE
 from gateway.errors import AgentRefusal, HostError
 from gateway.hosts.agent.calls import ListenCall
 from gateway.hosts.agent.host import AgentHost
@@ -22,6 +23,7 @@ from gateway.hosts.cluster.networks.measurement import measure_between
 from gateway.hosts.cluster.node_host import ENVIRONMENT
 from gateway.hosts.cluster.node_service import NodeService
 from gateway.machine import network
+from gateway.machine.environment import engine_dir
 from tests.contract.harness import answering, get, until
 from tests.contract.process_harness import ProcessHarness
 from tests.support.hub_commits import disk_of
@@ -158,6 +160,30 @@ async def test_a_start_names_the_environment_and_the_weights_of_its_machine(
         assert "FITSERVE_MODELS_DIR" in absent.value.hint
         await answering(await gateway(world, "a").start(spec("a2", str(world.data_dir))))
         assert runs(world.pid("a2"), sys.executable)
+
+
+def read_command_line(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+async def test_a_machine_without_the_library_starts_its_engine_without_traces(
+    world: ProcessHarness,
+) -> None:
+    flags = ("--enable-trace", f"--{ENDPOINT}=http://collector:4317")
+
+    async def command_line(name: str) -> list[str]:
+        spec = world.make_spec(name)
+        traced_spec = spec.evolve(
+            argv=(*spec.argv, *flags), env={**spec.env, SERVICE_VARIABLE: "vllm"}
+        )
+        await answering(await gateway(world, "a").start(traced_spec))
+        return await asyncio.to_thread(read_command_line, world.pid(name))
+
+    async with service(world, lease_s=300):
+        assert set(flags).isdisjoint(await command_line("a1"))
+        environment = engine_dir(world.data_dir, world.make_spec("a1").engine)
+        (environment / "lib/python3.11/site-packages" / LIBRARY).mkdir(parents=True)
+        assert set(flags) <= set(await command_line("a2"))
 
 
 async def test_a_node_measures_a_network_for_its_gateway_alone(world: ProcessHarness) -> None:

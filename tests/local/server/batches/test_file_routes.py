@@ -15,7 +15,7 @@ import pytest
 from gateway.server.batches import batches
 from tests.support.batch_calls import batch_input, batch_line, ids, results, run_batch, sdk
 from tests.support.dataplane import until
-from tests.support.key_gateway import ADMIN, gateway, unused_script
+from tests.support.key_gateway import ADMIN, gateway, make, unused_script
 from tests.support.patience import hang_s
 from tests.support.running import Running, running
 from tests.support.served import serve_models
@@ -140,6 +140,32 @@ async def test_uploads_at_once_are_bounded(tmp_path: Path, monkeypatch: pytest.M
     async with keyless(tmp_path) as server:
         answer = await server.client.post("/v1/files", files=FORM)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+async def test_slow_uploads_of_one_key_leave_places_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_MAX_KEY_UPLOADS", 1)
+    async with gateway(tmp_path) as (server, _):
+        slow_headers, other_headers = [
+            {"authorization": f"Bearer {await make(server, name)}"} for name in ("a", "b")
+        ]
+        _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+        writer.write(
+            b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: "
+            + slow_headers["authorization"].encode()
+            + b"\r\ncontent-type: multipart/form-data; boundary=x\r\ncontent-length: 900\r\n\r\n"
+        )
+        await until(lambda: bool(part_files(tmp_path)))
+        answer = await server.client.post("/v1/files", files=FORM, headers=slow_headers)
+        assert answer.status_code == 503
+        assert "1 files of this key" in answer.text
+        answer = await server.client.post("/v1/files", files=FORM, headers=other_headers)
+        assert answer.status_code == 200
+        writer.close()
+        await until(lambda: not part_files(tmp_path))
+        answer = await server.client.post("/v1/files", files=FORM, headers=slow_headers)
+        assert answer.status_code == 200
 
 
 @contextlib.contextmanager

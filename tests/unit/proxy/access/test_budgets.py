@@ -251,3 +251,18 @@ def test_an_error_of_the_ledger_ends_no_request(
     monkeypatch.setattr(Ledger, "add", fail)
     permit.finish(TokenCount(1, 1), 0.0)
     assert isinstance(permit.charge, Charge)
+
+
+def test_a_budget_that_is_removed_and_set_again_has_counted_meanwhile(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    for count, limit in enumerate((3, None, None), 1):
+        key = desk.key(requests_per_day=limit)
+        assert desk.is_admitted(key)
+        assert desk.day_of(key).requests == count
+    assert not desk.is_admitted(desk.key(requests_per_day=3))
+
+
+def test_a_key_that_never_had_a_budget_counts_in_no_row(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.key(name="other", requests_per_day=3)
+    assert desk.key().limit is None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import queue
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from gateway.domain.grant import Grant
+from gateway.domain.grant import Allowance, Grant
 from gateway.proxy.access.auth import Keys, KeyTable
 from gateway.proxy.access.keyring import Keyring
 from gateway.secret import Secret
@@ -94,3 +95,37 @@ def test_keys_that_cannot_be_read_leave_the_gateway_closed(tmp_path: Path) -> No
         assert len(ring.stored_keys) == has_file
         ring.close()
         store.close()
+
+
+def test_a_changed_group_gives_people_its_budget_at_once(tmp_path: Path) -> None:
+    store, keys = Store(tmp_path / "fitserve.db"), Keys(Secret("k" * 40), None)
+    changes: list[None] = []
+    ring = Keyring(
+        store, tmp_path, keys, lambda: changes.append(None), budget_book(store, tmp_path)
+    )
+
+    def owners(name: str) -> list[str]:
+        (key,) = (key for key in keys.table.keys.values() if key.name == name)
+        return [budget.owner for budget in key.limit.budgets] if key.limit is not None else []
+
+    for name, groups in (("user:ann", {"team", "ops"}), ("user:bob", {"else"})):
+        budgets = ring.person_budgets(name, groups)
+        keys.open_session(name, frozenset({"inference"}), time.time() + 60, budgets)
+    ring.set_group("team", Allowance(requests_per_day=3))
+    assert owners("user:ann") == ["group team"]
+    assert owners("user:bob") == []
+    ring.set_group("ops", Allowance(tokens_per_day=9))
+    assert owners("user:ann") == ["group ops", "group team"]
+    count = len(changes)
+    ring.remove_group("team")
+    assert owners("user:ann") == ["group ops"]
+    assert len(changes) > count
+    # A group that changes between the look at the budgets and the new key.
+    budgets = ring.person_budgets("user:cleo", {"late"})
+    ring.set_group("late", Allowance(requests_per_day=3))
+    keys.open_session("user:cleo", frozenset({"inference"}), time.time() + 60, budgets)
+    assert owners("user:cleo") == []
+    ring.refresh_person("user:cleo")
+    assert owners("user:cleo") == ["group late"]
+    ring.close()
+    store.close()

@@ -35,7 +35,14 @@ def row_in(folder: Path, owner: str = "key app") -> tuple[Ledger, int]:
     return ledger, LedgerRows(ledger).row_of(owner, no_usage)
 
 
-def test_a_row_keeps_its_counts_over_a_restart(tmp_path: Path) -> None:
+def set_date(monkeypatch: pytest.MonkeyPatch, date: Calendar) -> None:
+    monkeypatch.setattr(Calendar, "today", lambda: date)
+
+
+def test_a_row_keeps_its_counts_over_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_date(monkeypatch, TODAY)
     ledger, row = row_in(tmp_path)
     other_row = LedgerRows(ledger).row_of("group team", no_usage)
     assert row != other_row
@@ -146,6 +153,58 @@ def test_rows_end_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {rows.row_of(owner, no_usage) for owner in ("a", "b", "a")} == {0, 1}
     with pytest.raises(StoreError, match="2 budgets"):
         rows.row_of("c", no_usage)
+
+
+def test_rows_without_a_count_of_this_month_are_given_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "ROWS", 3)
+    set_date(monkeypatch, TODAY)
+    rows = LedgerRows(Ledger(tmp_path))
+    old_row, used_row, _ = (rows.row_of(owner, no_usage) for owner in ("a", "b", "c"))
+    rows.rows_in_use = lambda: {used_row}
+    next_month = Calendar(TODAY.day + 30, TODAY.month + 1)
+    set_date(monkeypatch, next_month)
+    present_row = rows.row_of("c", no_usage)
+    rows.ledger.add(present_row, next_month, COST, COST)
+    assert rows.row_of("d", no_usage) == old_row
+    assert rows.ledger.read(present_row, next_month) == Usage(COST, COST)
+    with pytest.raises(StoreError, match="all of this month"):
+        rows.row_of("a", no_usage)
+    # After a restart every owner has its row still.
+    rows = LedgerRows(Ledger(tmp_path))
+    assert [rows.row_of(owner, no_usage) for owner in ("d", "c")] == [old_row, present_row]
+
+
+def test_a_row_that_counted_yesterday_is_given_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of yesterday's month may end today."""
+    monkeypatch.setattr(ledger_module, "ROWS", 1)
+    set_date(monkeypatch, TODAY)
+    rows = LedgerRows(Ledger(tmp_path))
+    row = rows.row_of("a", no_usage)
+    set_date(monkeypatch, Calendar(TODAY.day + 1, TODAY.month + 1))
+    with pytest.raises(StoreError):
+        rows.row_of("b", no_usage)
+    set_date(monkeypatch, Calendar(TODAY.day + 2, TODAY.month + 1))
+    assert rows.row_of("b", no_usage) == row
+
+
+def test_a_row_of_a_former_month_begins_with_the_stored_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_date(monkeypatch, TODAY)
+    rows = LedgerRows(Ledger(tmp_path))
+    assert rows.find("a") is None
+    row = rows.row_of("a", no_usage)
+    assert rows.find("a") == row
+    next_month = Calendar(TODAY.day + 30, TODAY.month + 1)
+    set_date(monkeypatch, next_month)
+    assert rows.find("a") is None
+    usage = Usage(Amounts(1), Amounts(5))
+    assert rows.row_of("a", lambda _today: usage) == row
+    assert rows.ledger.read(row, next_month) == usage
 
 
 def test_the_calendar_counts_days_and_months_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,3 +283,24 @@ async def test_facts_and_measurements_of_another_form_are_counted(tmp_path: Path
             answer = await server.client.get(f"/admin/{path}")
             assert answer.status_code == 200, answer.text
             assert "1 row is left out" in answer.json()["problem"]
+
+
+async def test_a_hidden_text_is_never_stored_as_a_secret(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (server, upstream):
+        fields = {"name": "c", "endpoint": f"{upstream.url}/v1"}
+        secret_args = {"extra": '{"api_key": "sk-7f3a9c2e51", "size": 8}'}
+        answer = await server.client.post("/admin/models", json={**fields, "args": secret_args})
+        assert answer.status_code == 202, answer.text
+        shown_value = (await wish_of(server, "c"))["args"]["extra"]
+        patch = {"args": {"extra": shown_value.replace("8", "9")}}
+        answer = await server.client.patch("/admin/models/c", json=patch)
+        assert answer.status_code == 200, answer.text
+        for args in ({"more": shown_value}, {"api-key": "(hidden)"}):
+            answer = await server.client.patch("/admin/models/c", json={"args": args})
+            assert answer.status_code == 400, answer.text
+            assert "Give the secret itself." in answer.text
+            body = {**fields, "name": "d", "args": args}
+            assert (await server.client.post("/admin/models", json=body)).status_code == 400
+    with contextlib.closing(Store(tmp_path / "data/fitserve.db")) as store:
+        stored_args = store.wishes.versions("c")[-1].wish.args
+    assert stored_args == {"extra": '{"api_key": "sk-7f3a9c2e51", "size": 9}'}
