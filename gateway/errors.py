@@ -412,19 +412,28 @@ def listen_error(host: str, port: int, problem: str | None) -> SettingsError:
     )
 
 
-# pydantic's names of types in the words of people.
+# pydantic's sentences and names of types in the words of people.
 _TYPE_WORDS = (
+    (re.compile(r"^(?:Input|String|List|Tuple|Dictionary|Set|Value) should "), "must "),
+    (re.compile(r"^Field required"), "is missing"),
+    (re.compile(r" after validation, not \d+$"), ""),
+    (re.compile(r"greater than or equal to "), "at least "),
+    (re.compile(r"less than or equal to "), "at most "),
+    (re.compile(r"greater than "), "above "),
+    (re.compile(r"less than "), "below "),
     (re.compile(r"valid integer(?:, (?:unable|got).*)?"), "whole number"),
-    (re.compile(r"valid number, unable.*"), "number"),
+    (re.compile(r"valid number(?:, unable.*)?"), "number"),
     (re.compile(r"valid boolean(?:, unable.*)?"), "true or false"),
     (re.compile(r"valid (?:tuple|list)"), "list"),
-    (re.compile(r"valid string"), "text"),
+    (re.compile(r"valid string(?:, unable.*)?"), "text"),
     (re.compile(r"valid dictionary(?: or .*)?"), "mapping"),
 )
+MUST_BE = "must be "
+"""The beginning of a problem with the type of a value."""
 
 
 def plain_problem(message: str) -> str:
-    """A message of pydantic without its own words for types."""
+    """A message of pydantic without its own words."""
     message = message.removeprefix("Value error, ")
     for pattern, words in _TYPE_WORDS:
         message = pattern.sub(words, message)

@@ -24,8 +24,8 @@ from gateway.domain.base import (
 )
 from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import ENDLESS_DURATION
-from gateway.domain.value import Duration
-from gateway.errors import BadFlag, SettingsError, hide_typed_password, near_name
+from gateway.domain.value import Duration, unknown_field_words
+from gateway.errors import BadFlag, SettingsError, hide_typed_password, near_name, plain_problem
 from gateway.keys import Scope
 from gateway.secret import Secret, shown_address
 
@@ -867,7 +867,11 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
-        message = hide_typed_password(first["msg"].removeprefix("Value error, "))
+        message = hide_typed_password(
+            unknown_field_words(str(first["loc"][0]), Settings.model_fields)
+            if first["type"] == "extra_forbidden"
+            else plain_problem(first["msg"])
+        )
         raise SettingsError(
             f"{name} is wrong: {message}.",
             hint="Change the variable, then start again. docs/settings.md lists the values.",

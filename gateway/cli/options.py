@@ -19,7 +19,7 @@ from gateway.cli.terminal import print_message
 from gateway.domain.record import FrozenRecord
 from gateway.domain.release import engine_name
 from gateway.domain.units import token_count
-from gateway.errors import BadRequest, near_name_hint
+from gateway.errors import BadRequest, near_name_hint, plain_problem
 from gateway.model_folder import model_folder
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ def read_wish(**fields: object) -> Wish:
     try:
         return Wish.model_validate({"name": "plan", **fields})
     except ValidationError as error:
-        problem = first_problem(error).replace("goal: Input should be", "--for takes", 1)
+        problem = first_problem(error).replace("goal: must be", "--for takes", 1)
         raise BadRequest(f"{problem}.", hint="`fitserve plan --help` lists the options.") from None
 
 
@@ -448,8 +448,10 @@ _FOREIGN_OPTIONS = {
 def mistyped_message(error: Any) -> str:
     """The problem of a command line, where its options are described, and the option meant."""
     output = io.StringIO()
+    if isinstance(error, typer.BadParameter):
+        error.message = plain_problem(error.message)
     error.show(file=output)
-    message = output.getvalue().replace("Value error, ", "").rstrip()
+    message = output.getvalue().rstrip()
     hint = _hint(error)
     return f"{message}\n{hint}" if hint else message
 

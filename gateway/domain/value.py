@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
 from gateway.domain.base import (
     BaseModel,
@@ -17,7 +18,7 @@ from gateway.domain.base import (
     is_lean,
 )
 from gateway.domain.units import duration, token_count
-from gateway.errors import hide_typed_password, near_name_hint, plain_problem
+from gateway.errors import MUST_BE, hide_typed_password, near_name_hint, plain_problem
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -130,33 +131,77 @@ def served_name(name: str) -> str:
     return name.replace(":", "-")
 
 
-def first_problem(error: ValidationError, fields: Iterable[str] = ()) -> str:
-    """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`.
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
-    fields: the names of fields that exist, of which a near one is proposed.
+
+def first_problem(error: ValidationError, fields: Mapping[str, Any] = _NO_FIELDS) -> str:
+    """The first problem of a validation error in a phrase: `gpus.0.uuid: is missing`.
+
+    fields: the fields that exist (`model_fields`), of which a near one is proposed.
     """
-    problems = error.errors(include_url=False)
+    field, message = first_field_problem(error.errors(include_url=False), fields)
+    return hide_typed_password(f"{field}: {message}" if field else message)
+
+
+def first_field_problem(
+    problems: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] = _NO_FIELDS
+) -> tuple[str, str]:
+    """The field and the words of the first of pydantic's problems. A field is refused once, also
+    where it may have several types."""
     first = problems[0]
-    location = _location(first["loc"])
-    messages = [
-        plain_problem(problem["msg"])
-        for problem in problems
-        if _location(problem["loc"])[:1] == location[:1]
-    ]
-    message = messages[0]
-    # Each member of a union has a problem of its own with the same field.
-    if len(location) < len(first["loc"]) and all(text.startswith(_INPUT) for text in messages):
-        message = _INPUT + " or ".join(text.removeprefix(_INPUT) for text in messages)
+    location = problem_location(first["loc"])
     field = ".".join(location)
     if first["loc"][-1:] == ("[key]",) and isinstance(first["input"], int | float):
         # YAML reads 8.9 as a number, and capabilities of GPUs are texts.
         message = f'the key {first["input"]} is a number. Write it in quotes: "{first["input"]}"'
     elif first["type"] == "extra_forbidden":
-        message = unknown_field_words(field, fields)
-    elif first["type"] == "literal_error":
-        words = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
-        message += near_name_hint(str(first["input"])[:80], words)
-    return hide_typed_password(f"{field}: {message}" if field else message)
+        message = unknown_field_words(location[-1], _fields_at(fields, location[:-1]))
+    else:
+        is_union = len(location) < len(first["loc"])
+        message = value_problem(
+            [
+                problem
+                for problem in problems
+                if is_union and problem_location(problem["loc"])[:1] == location[:1]
+            ]
+            or [first]
+        )
+    return hide_typed_password(field), hide_typed_password(message)
+
+
+def _fields_at(fields: Mapping[str, Any], location: Iterable[str]) -> Mapping[str, Any]:
+    """The fields of the value at a location below these fields; empty: they are not known."""
+    for name in location:
+        annotation = getattr(fields.get(name), "annotation", None)
+        kinds = (annotation, *get_args(annotation))
+        fields = next((kind.model_fields for kind in kinds if hasattr(kind, "model_fields")), {})
+    return fields
+
+
+def value_problem(problems: Sequence[Mapping[str, Any]]) -> str:
+    """The words of pydantic's problems with one value. Each member of a union has a problem of its
+    own."""
+    messages = [plain_problem(problem["msg"]) for problem in problems]
+    first = problems[0]
+    if len(messages) > 1 and all(text.startswith(MUST_BE) for text in messages):
+        return MUST_BE + " or ".join(text.removeprefix(MUST_BE) for text in messages)
+    if first["type"] != "literal_error":
+        return messages[0]
+    words = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
+    input_text = str(first.get("input", ""))[:80]
+    equal = _VALUE_BY_FOREIGN_NAME.get(input_text.lower(), "")
+    hint = f" (did you mean {equal}?)" if equal in words else near_name_hint(input_text, words)
+    return messages[0] + hint
+
+
+# Values of fields by the names that engines and PyTorch give them.
+_VALUE_BY_FOREIGN_NAME = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
 
 
 # Fields of a wish by the names that engines and other programs give them.
@@ -207,10 +252,7 @@ def unknown_field_words(field: str, fields: Iterable[str]) -> str:
     return f"there is no such field{suggestion}"
 
 
-_INPUT = "Input should be "
-
-
-def _location(parts: tuple[str | int, ...]) -> list[str]:
+def problem_location(parts: Iterable[str | int]) -> list[str]:
     """The names and numbers of a place, without pydantic's names of a union's members."""
     return [str(part) for part in parts if part not in _MEMBERS and "[" not in str(part)]
 

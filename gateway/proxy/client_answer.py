@@ -80,6 +80,7 @@ class ClientAnswer:
     has_sent_sse_head: its head was sent while the request waited.
     withholds_head: the head is held back, because the engine may report its own end.
     permit: the permit of a key with limits.
+    refused_body: the body of the request that the engine refuses, as far as it is kept.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class ClientAnswer:
         "has_sent_sse_head",
         "id",
         "permit",
+        "refused_body",
         "status",
         "withholds_head",
         "writer",
@@ -108,6 +110,7 @@ class ClientAnswer:
         self.has_sent_sse_head = False
         self.withholds_head = False
         self.permit: Permit | None = None
+        self.refused_body: bytes | bytearray = b""
 
     @property
     def has_started(self) -> bool:
@@ -219,7 +222,7 @@ class ClientAnswer:
         lines.append(b"content-type: application/json\r\n")
         if not keep_alive:
             lines.append(b"connection: close\r\n")
-        converted = engine_error(self.status, body, self._request.endpoint)
+        converted = engine_error(self.status, body, self._request.endpoint, self.refused_body)
         self._connection.transport.write(
             whole_answer(self.status, b"".join(lines), self.own_headers(), self.id, converted)
         )

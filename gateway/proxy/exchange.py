@@ -537,6 +537,8 @@ class Exchange:
             )
             return
         self.answer.status = status
+        if status >= 400:
+            self.answer.refused_body = self._retry_body
         self.state = "answering"
         if status == _DYING_STATUS and self._retry_body:
             self.answer.withholds_head = True
@@ -608,6 +610,8 @@ class Exchange:
             return
         answer = self.answer
         answer.status = status
+        if status >= 400:
+            answer.refused_body = self._retry_body
         upstream.sent_bytes = len(body)
         if body:
             upstream.tail.append(body[-TAIL_BYTES:])

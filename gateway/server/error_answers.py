@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -12,13 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.disk_fault import write_error
-from gateway.domain.value import unknown_field_words
+from gateway.domain.value import first_field_problem
 from gateway.errors import (
     BadRequest,
     FitserveError,
     MethodNotAllowed,
     no_route_error,
-    plain_problem,
 )
 from gateway.proxy.api.endpoints import lacks_prefix
 from gateway.proxy.api.foreign_routes import foreign_hint
@@ -60,20 +61,21 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
             hint=_DESCRIPTION,
         )
         return await _answer_error(request, broken)
-    field = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    problem = plain_problem(first["msg"]).rstrip(".")
-    if first["type"] == "extra_forbidden":
-        is_of_body = tuple(first["loc"]) == ("body", field)
-        problem = unknown_field_words(field, _body_fields(request) if is_of_body else ())
+    # The first part of a location is that of the request, such as `body` or `query`.
+    problems = [{**problem, "loc": tuple(problem["loc"])[1:]} for problem in error.errors()]
+    fields = _body_fields(request) if first["loc"][0] == "body" else {}
+    field, words = first_field_problem(problems, fields)
+    field, problem = field or "body", words.rstrip(".")
     bad_request = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
     return await _answer_error(request, bad_request)
 
 
-def _body_fields(request: Request) -> tuple[str, ...]:
-    """The names of the fields of the route's body; empty: the route reads none."""
+def _body_fields(request: Request) -> Mapping[str, Any]:
+    """The fields of the route's body; empty: the route reads none."""
     body = getattr(request.scope.get("route"), "body_field", None)
     model = getattr(getattr(body, "field_info", None), "annotation", None)
-    return tuple(getattr(model, "model_fields", ()))
+    fields: Mapping[str, Any] = getattr(model, "model_fields", {})
+    return fields
 
 
 async def _answer_disk_error(request: Request, error: Exception) -> JSONResponse:

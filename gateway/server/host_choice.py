@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from gateway.domain.image_name import AllowedImages
 from gateway.hosts.host import Host
+from gateway.logging import Logger
 from gateway.settings import Settings
+
+log = Logger("fitserve")
 
 
 async def choose_host(settings: Settings, instance: str, allowed_images: AllowedImages) -> Host:
@@ -15,7 +19,8 @@ async def choose_host(settings: Settings, instance: str, allowed_images: Allowed
 
     Docker is chosen even while it does not answer. Docker's containers may be engines of an earlier
     run, and a process would start a second copy. The loop then waits for Docker, and /readyz names
-    the problem.
+    the problem. Processes of an earlier run, as those of `fitserve demo`, are adopted for the same
+    reason.
     """
     kind = settings.host_kind
     if kind == "agent":
@@ -30,10 +35,26 @@ async def choose_host(settings: Settings, instance: str, allowed_images: Allowed
         from gateway.hosts.docker.client import is_listening
         from gateway.hosts.docker.host import DockerHost
 
-        if kind == "docker" or await asyncio.to_thread(is_listening):
+        if kind == "docker" or (
+            not await asyncio.to_thread(_runs_processes, settings.data)
+            and await asyncio.to_thread(is_listening)
+        ):
             return DockerHost(
                 network=settings.docker_network, instance=instance, allowed_images=allowed_images
             )
     from gateway.hosts.process.host import ProcessHost
 
     return ProcessHost(settings.data, settings.prepared_engines)
+
+
+def _runs_processes(data: Path) -> bool:
+    """Whether engines of an earlier run are processes. Without a readable record none is known."""
+    from gateway.hosts.process.instance_records import runs_engine
+
+    try:
+        is_running = runs_engine(data)
+    except OSError:
+        return False
+    if is_running:
+        log.info("engines of an earlier run are processes, so Docker is not used")
+    return is_running

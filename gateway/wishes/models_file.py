@@ -12,13 +12,14 @@ begin in the folder of the file.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.domain import Wish
-from gateway.domain.value import equal_field
+from gateway.domain.value import equal_field, value_problem
 from gateway.domain.wish import NAME_PATTERN, ChatTemplate, Policy
 from gateway.errors import BadRequest, near_name
 from gateway.file_reading import read_file
@@ -243,8 +244,9 @@ def _field_mistakes(
     document: Document, top: Keys, error: ValidationError, references: References
 ) -> list[Mistake]:
     """The mistakes, one for each value: a value of several types fails as each of them."""
-    messages: dict[Keys, list[str]] = {}
-    for problem in error.errors(include_url=False, include_input=False, include_context=False):
+    unknown_keys: dict[Keys, str] = {}
+    problems: dict[Keys, list[Mapping[str, Any]]] = {}
+    for problem in error.errors(include_url=False):
         keys = (*top, *problem["loc"])
         field = problem["loc"][-1] if problem["loc"] else ""
         value_keys = next(
@@ -252,20 +254,22 @@ def _field_mistakes(
             for end in range(len(keys), 0, -1)
             if keys[:end] in document.positions or end == 1
         )
-        texts = messages.setdefault(value_keys, [])
         if problem["type"] == "extra_forbidden":
             field_names = (
                 _NESTED_FIELDS.get(str(problem["loc"][0]), set())
                 if len(problem["loc"]) > 1
                 else _FIELDS
             )
-            texts.append(_unknown_key(str(field), field_names))
+            unknown_keys[value_keys] = _unknown_key(str(field), field_names)
         else:
-            prefix = "" if texts else ".".join(map(str, value_keys[1:])) + ": "
-            texts.append(prefix + problem["msg"].removeprefix("Value error, "))
+            problems.setdefault(value_keys, []).append(problem)
+    wrong_values = {
+        keys: f"{'.'.join(map(str, keys[1:]))}: {value_problem(value_problems)}"
+        for keys, value_problems in problems.items()
+    }
     return [
-        Mistake(document.position_of(keys), references.hide_values("; or: ".join(texts)))
-        for keys, texts in messages.items()
+        Mistake(document.position_of(keys), references.hide_values(text))
+        for keys, text in (wrong_values | unknown_keys).items()
     ]
 
 

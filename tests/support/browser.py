@@ -54,6 +54,20 @@ _BROKEN = """() => [...document.querySelectorAll("nav a, button")].filter((one) 
   const lines = [...range.getClientRects()].filter((line) => line.width > 0);
   return lines.some((line) => line.top >= lines[0].bottom);
 }).map((one) => one.textContent)"""
+# Parts of a row whose texts are drawn over one another.
+_OVERLAPPING = """() => [...document.querySelectorAll(".row")].flatMap((row) => {
+  const boxes = [...row.children]
+    .filter((one) => one.checkVisibility() && getComputedStyle(one).overflowX === "visible")
+    .map((one) => {
+      const range = document.createRange();
+      range.selectNodeContents(one);
+      return [one.textContent.slice(0, 40), range.getBoundingClientRect()];
+    });
+  return boxes.filter(([, box], index) => index > 0 && box.width > 0
+    && boxes[index - 1][1].right > box.left + 1 && boxes[index - 1][1].left < box.right - 1
+    && boxes[index - 1][1].bottom > box.top + 1 && boxes[index - 1][1].top < box.bottom - 1,
+  ).map(([text]) => text);
+})"""
 # Bars of tabs that hide a tab.
 _CUT = """() => [...document.querySelectorAll("nav")]
   .filter((bar) => bar.checkVisibility() && bar.scrollWidth > bar.clientWidth)
@@ -143,7 +157,11 @@ class Visit:
             assert not (outside := self.tab.evaluate(_OUTSIDE)), (
                 f"{name}, {size['width']} px: beyond its card: {outside}"
             )
-            for fault, program in (("in two lines", _BROKEN), ("cut off", _CUT)):
+            for fault, program in (
+                ("in two lines", _BROKEN),
+                ("cut off", _CUT),
+                ("one over the other", _OVERLAPPING),
+            ):
                 assert not (words := self.tab.evaluate(program)), (
                     f"{name}, {size['width']} px: {fault}: {words}"
                 )

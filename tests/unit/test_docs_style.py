@@ -296,3 +296,14 @@ def test_a_link_without_a_target_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One\n[here](#one) [gone](#two) [file](gone.md) [web](https://example.org)\n")
     assert broken_links(page) == ["#two", "gone.md"]
+
+
+def test_the_changelog_has_each_part_of_a_version_once() -> None:
+    version, parts = "", []
+    for _, line in prose((ROOT / "CHANGELOG.md").read_text()):
+        if line.startswith("## "):
+            version = line
+        if line.startswith("### "):
+            parts.append((version, line))
+    assert parts
+    assert len(parts) == len(set(parts)), parts

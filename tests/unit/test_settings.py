@@ -87,7 +87,7 @@ def test_a_file_that_is_not_yaml_is_reported(
         (b"8080: port", "holds no settings"),
         (b"words", "holds no settings"),
         (b"\xff\xfe\x00", "not YAML"),
-        (b"prot: 1", "FITSERVE_PROT is wrong: Extra inputs are not permitted"),
+        (b"prot: 1", "FITSERVE_PROT is wrong: there is no such field .did you mean port"),
         (b"port: none", "FITSERVE_PORT is wrong"),
         (None, "cannot be read: .*. Let this user read"),
     ],

@@ -103,7 +103,9 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
             if code:
                 return code
             say(_curl_text(settings, name))
-            return gateway.wait()
+            code = gateway.wait()
+            say(_end_text(code))
+            return code
     except KeyboardInterrupt:
         return 130
     finally:
@@ -112,6 +114,14 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
         gateway.wait()
+
+
+def _end_text(code: int) -> str:
+    """The end of a gateway that nobody stopped by Ctrl-C, and the next step."""
+    return (
+        f"The gateway has ended with exit code {code}. The next one adopts the engines that run on:"
+        " `fitserve serve`."
+    )
 
 
 def _is_healthy(settings: Settings) -> bool:

@@ -1,7 +1,8 @@
 """Models at rest, of which a pass of the control loop need not look at anything.
 
 A model at rest has no engine, no work under way and no waiting request. Nothing about it changes
-before one of the values in `fingerprint` does, or the time of its next look comes.
+before one of the values in `fingerprint` does, or the time of its next look comes. A pass that
+changes a value, or during which an owner does, begins no rest: its steps saw the former values.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class RestingModels:
 
     def __init__(self) -> None:
         self._rests: dict[str, _Rest] = {}
+        self._looks: dict[str, tuple[Any, ...]] = {}
+        """The values of the models of this pass, as its steps see them."""
 
     def awake(
         self,
@@ -127,26 +130,29 @@ class RestingModels:
         circumstances: the circumstances of all models together; a change ends every rest.
         """
         awake_models: list[ManagedModel] = []
+        self._looks.clear()
         for model in models:
             name = model.wish.name
             resting_model = self._rests.get(name)
+            values = fingerprint(model)
             if (
                 resting_model is None
                 or resting_model.valid_until <= now_s
                 or resting_model.circumstances != circumstances
                 or name in names
-                or resting_model.values != fingerprint(model)
+                or resting_model.values != values
             ):
                 self._rests.pop(name, None)
+                self._looks[name] = values
                 awake_models.append(model)
         return awake_models
 
     def record(self, models: Iterable[ManagedModel], circumstances: object, now_s: float) -> None:
-        """Let the models rest that need nothing after the look at them."""
+        """Let the models rest that need nothing, and that are as `awake` saw them."""
         for model in models:
-            if is_at_rest(model):
-                resting_model = _Rest(fingerprint(model), circumstances, _next_look(model, now_s))
-                self._rests[model.wish.name] = resting_model
+            name = model.wish.name
+            if is_at_rest(model) and self._looks.get(name) == (values := fingerprint(model)):
+                self._rests[name] = _Rest(values, circumstances, _next_look(model, now_s))
 
     def retain(self, names: Collection[str]) -> None:
         """Forget all other models."""

@@ -52,7 +52,7 @@ from gateway.hosts.process.asked_environment import run_inquiry_process
 from gateway.hosts.process.caches import Caches, is_empty
 from gateway.hosts.process.cuda_compiler import build_variables
 from gateway.hosts.process.engine_keys import EngineKeys
-from gateway.hosts.process.instance_records import Record, Records
+from gateway.hosts.process.instance_records import Record, Records, records_folder
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.hosts.process.prepared.process_start import ProcessStart
@@ -100,7 +100,7 @@ class ProcessHost:
         data_dir = data_dir.absolute()
         self._data = data_dir
         self._address = address
-        self._records = Records(data_dir / "instances")
+        self._records = Records(records_folder(data_dir))
         self._unwritten_ends: dict[str, Record] = {}
         """Ended instances, by name, whose records the disk did not take."""
         self._logs = data_dir / "logs"

@@ -4,6 +4,7 @@ kill."""
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ConfigDict, ValidationError
@@ -80,6 +81,21 @@ class Record(Value):
             exit_code=self.exit_code,
             origin="fork" if self.is_forked else "process",
         )
+
+
+def runs_engine(data: Path) -> bool:
+    """Whether an engine of the process host with this data folder runs. Raises OSError."""
+    records = Records(records_folder(data))
+    for name in records.names():
+        with suppress(ForeignInstance):
+            record = records.read(name)
+            if record is not None and record.leader is not None:
+                return True
+    return False
+
+
+def records_folder(data: Path) -> Path:
+    return data / "instances"
 
 
 def url_host(address: str) -> str:

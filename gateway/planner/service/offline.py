@@ -94,15 +94,27 @@ def plan(
     Profiles and the Hugging Face Hub are those of the environment (FITSERVE_PROFILES_DIR,
     FITSERVE_HF_ENDPOINT, FITSERVE_HF_TOKEN). Raises BadRequest, BadModel, BadFlag, NotFound.
     """
-    refs = tuple(map(engine_name, (engines,) if isinstance(engines, str) else engines))
+    fields = {
+        "source": model_folder(str(source)) if isinstance(source, str | Path) else source,
+        "engines": _engine_names(engines),
+        **wish,
+    }
     try:
-        plan_wish = Wish(name="plan", source=model_folder(str(source)), engines=refs, **wish)
+        plan_wish = Wish.model_validate({"name": "plan", **fields})
     except ValidationError as error:
         raise BadRequest(
             f"{first_problem(error, Wish.model_fields)}.",
             hint="docs/plan.md lists the fields of a wish.",
         ) from None
     return OfflinePlanner.read_environment().decide(plan_wish, hardware, include_alternatives=True)
+
+
+def _engine_names(engines: object) -> object:
+    """The references of engines; values of another type stay, for the wish to refuse."""
+    names = (engines,) if isinstance(engines, str) else engines
+    if not isinstance(names, Iterable):
+        return names
+    return tuple(engine_name(name) if isinstance(name, str) else name for name in names)
 
 
 class OfflinePlanner:

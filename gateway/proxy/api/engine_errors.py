@@ -22,6 +22,7 @@ from gateway.errors import (
 )
 from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.api.protocol import anthropic_type, dump
+from gateway.proxy.api.request_fields import near_field
 
 # Most bytes shown of an engine's answer that is not JSON.
 _EXCERPT_BYTES = 2000
@@ -52,16 +53,26 @@ _PLACES = re.compile(r"'([^']{1,80})'|(\d{1,6})")
 _MAX_PROBLEMS = 3
 
 
-def engine_error(status: int, body: bytes | bytearray, endpoint: Endpoint) -> bytes:
-    """The body of an engine's error for a client of the endpoint, on one line."""
+def engine_error(
+    status: int,
+    body: bytes | bytearray,
+    endpoint: Endpoint,
+    request: bytes | bytearray = b"",
+) -> bytes:
+    """The body of an engine's error for a client of the endpoint, on one line.
+
+    request: the body of the request in JSON, in which a missing field may be misspelt; empty: it
+        is not known.
+    """
     try:
         content = msgspec.json.decode(body)
     except DECODE_ERRORS:
         content = bytes(body[:_EXCERPT_BYTES]).decode(errors="replace").strip()
     error = _error_object(content)
     if endpoint.shape == "anthropic":
-        return dump(_anthropic_envelope(status, content, error, endpoint))
+        return dump(_anthropic_envelope(status, content, error, endpoint, request))
     message, param = _message(status, content, error, endpoint)
+    message += _misspelt_words(param, request)
     general_error = _general_error(status)
     kind = error.get("type")
     code = error.get("code")
@@ -118,17 +129,32 @@ def _message(
     text = found_content if isinstance(found_content, str) else dump(found_content).decode()
     if not _PROBLEMS.match(text):
         return text or f"The engine answered with status {status} and no words.", param
-    problems = [_problem(match) for match in _PROBLEM.finditer(text)]
+    # Each member of a union has the same problem.
+    problems = list(dict.fromkeys(_problem(match) for match in _PROBLEM.finditer(text)))
     if not problems:
         return text, param
     words = "; ".join(f"{location}: {problem}" for location, problem in problems[:_MAX_PROBLEMS])
     return f"{words}.", param or problems[0][0]
 
 
+def _misspelt_words(param: str | None, request: bytes | bytearray) -> str:
+    """The words after an error about a field that the request has by a near name; or nothing."""
+    if not param or not request or "." in param:
+        return ""
+    misspelt = near_field(param, request)
+    return f" Did you mean `{param}` instead of `{misspelt}`?" if misspelt else ""
+
+
 def _problem(match: re.Match[str]) -> tuple[str, str]:
     """The field of one of pydantic's problems, and its words."""
-    names = [name or number for name, number in _PLACES.findall(match["place"])]
-    location = ".".join(names).removeprefix("body.").removeprefix("body") or "body"
+    # Fields have lower case; a name with a capital is the class of a union's member.
+    names = ".".join(name or number for name, number in _PLACES.findall(match["place"]))
+    location = (
+        ".".join(name for name in names.split(".") if not name[:1].isupper())
+        .removeprefix("body.")
+        .removeprefix("body")
+        or "body"
+    )
     return location, plain_problem(match["text"]).rstrip(".")
 
 
@@ -147,10 +173,15 @@ def _general_error(status: int) -> type[FitserveError]:
 
 
 def _anthropic_envelope(
-    status: int, content: Any, error: dict[str, Any], endpoint: Endpoint
+    status: int,
+    content: Any,
+    error: dict[str, Any],
+    endpoint: Endpoint,
+    request: bytes | bytearray,
 ) -> dict[str, Any]:
     is_envelope = isinstance(content, dict) and content.get("type") == "error"
     if is_envelope and content.get("error") is error and "type" in error:
         return dict(content)
-    message, _ = _message(status, content, error, endpoint)
+    message, param = _message(status, content, error, endpoint)
+    message += _misspelt_words(param, request)
     return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}

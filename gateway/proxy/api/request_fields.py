@@ -9,10 +9,12 @@ from __future__ import annotations
 import msgspec
 
 from gateway.decoding import DECODE_ERRORS
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, near_name
 
 _NAME = msgspec.json.Decoder(str)
 _NO_VALUE = msgspec.Raw(b"")
+# Most characters of a misspelt field in an error.
+_MAX_NAME_CHARACTERS = 60
 _MODELS_HINT = "GET /v1/models lists the served models."
 
 
@@ -35,10 +37,10 @@ class RequestFields(msgspec.Struct):
     max_completion_tokens: msgspec.Raw = _NO_VALUE
     max_output_tokens: msgspec.Raw = _NO_VALUE
 
-    def name(self) -> str:
-        """The name of the model. Raises BadRequest."""
+    def name(self, body: bytes | bytearray) -> str:
+        """The name of the model in the body. Raises BadRequest."""
         if self.model is _NO_VALUE:
-            raise missing_model_error()
+            raise missing_model_error(body)
         try:
             return _NAME.decode(self.model)
         except DECODE_ERRORS:
@@ -91,5 +93,23 @@ class ToolFields(msgspec.Struct):
     tool_choice: msgspec.Raw = _NO_VALUE
 
 
-def missing_model_error() -> BadRequest:
-    return BadRequest("The request body has no `model`.", hint=_MODELS_HINT, param="model")
+def missing_model_error(body: bytes | bytearray = b"") -> BadRequest:
+    """The error for a request without a model. body: in JSON; empty for a form."""
+    misspelt = near_field("model", body)
+    hint = f"Did you mean `model` instead of `{misspelt}`? " if misspelt else ""
+    return BadRequest(
+        "The request body has no `model`.", hint=f"{hint}{_MODELS_HINT}", param="model"
+    )
+
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def near_field(name: str, body: bytes | bytearray) -> str:
+    """The field of a JSON body that was probably meant to be this one; "": the body has the field,
+    or none of a near name."""
+    try:
+        fields = _FIELDS.decode(body)
+    except DECODE_ERRORS:
+        return ""
+    return "" if name in fields else near_name(name, fields)[:_MAX_NAME_CHARACTERS]

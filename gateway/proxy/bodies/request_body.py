@@ -58,7 +58,7 @@ def read_call(
                     call.stores_answer = named_fields.store is not False
                 return call, route, content
         fields = read_request_fields(body)
-        call = Call(endpoint.name, fields.name(), body, fields.streams())
+        call = Call(endpoint.name, fields.name(body), body, fields.streams())
         call.choices = fields.choices()
         route = _resolve_alias(call, table.find(call.model, key), table)
         if endpoint.name == "responses":

@@ -16,7 +16,7 @@ from tests.support.typing_terminal import TypingTerminal
         (["pss"], 2, "Did you mean 'ps'?"),
         (["set", "m", "--contxt", "5"], 2, "--min-context"),
         (["export", "m", "--format", "nope"], 2, "'nope' is not one of 'argv'"),
-        (["serve", "--port", "abc"], 2, "valid integer"),
+        (["serve", "--port", "abc"], 2, "must be a whole number"),
         (["add", "m", "./a", "--wait", "--timeout", "abc"], 2, "a duration looks like"),
         (["plan", "./a.gguf"], 1, "There is no folder ./a.gguf"),
         (["add"], 2, "Missing argument"),

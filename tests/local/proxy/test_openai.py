@@ -138,6 +138,29 @@ async def test_an_error_of_the_engine_keeps_its_words_in_openais_form(gateway: G
             assert response.headers["retry-after"] == "3"
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_field_that_the_engine_misses_is_found_misspelt_in_the_request(
+    gateway: Gateway, is_whole: bool
+) -> None:
+    body = json.dumps({"error": {"message": "No messages.", "param": "messages", "code": 400}})
+
+    async def script(call: Call) -> None:
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-length: {len(body)}\r\n\r\n"
+        if is_whole:
+            await call.send(f"{head}{body}".encode())
+        else:
+            await call.send(head.encode())
+            await asyncio.sleep(0.05)
+            await call.send(body.encode())
+
+    async with stage(gateway, script), http_client(gateway) as client:
+        response = await client.post(CHAT, json={"model": ASK["model"], "mesages": []})
+        hint = "Did you mean `messages` instead of `mesages`?"
+        assert response.json()["error"]["message"] == f"No messages. {hint}"
+        response = await client.post(CHAT, json=ASK)
+        assert response.json()["error"]["message"] == "No messages."
+
+
 async def test_an_event_stream_arrives_chunk_by_chunk_with_its_bytes_unchanged(
     gateway: Gateway,
 ) -> None:

@@ -105,7 +105,7 @@ def test_the_command_imports_no_pydantic(
             "speed",
             "--for takes 'balanced', 'latency', 'throughput', 'context' or 'agents'.",
         ),
-        ("--concurrency", "0", "Invalid value for '--concurrency': Input should be greater than"),
+        ("--concurrency", "0", "Invalid value for '--concurrency': must be at least"),
         ("--revision", "a b", "'a b' is not allowed here: a branch, a tag or a commit"),
         ("--gpus", "0", "--gpus takes all, few, a number of at least 1"),
     ],
@@ -125,7 +125,7 @@ def test_a_wrong_snapshot_has_the_message_of_pydantic(model: Path, tmp_path: Pat
     snapshot.write_text(json.dumps({"arch": "x86_64", "cpu_cores": "many"}))
     command = ("-m", "gateway.__main__", "plan", str(model), "--hardware", str(snapshot))
     result = run(*command, data=tmp_path / "data")
-    assert "is not a hardware snapshot: cpu_cores: Input should be a whole number" in result.stderr
+    assert "is not a hardware snapshot: cpu_cores: must be a whole number" in result.stderr
 
 
 def test_rules_of_a_user_are_validated(model: Path, tmp_path: Path) -> None:

@@ -33,15 +33,20 @@ def test_routes_of_other_programs_are_answered_with_ours(path: str, words: str) 
 
 
 @pytest.mark.parametrize(
-    ("field", "words"),
+    ("field", "value", "words"),
     [
-        ("max_model_len", "max_model_len: there is no such field (did you mean context?)."),
-        ("contxt", "contxt: there is no such field (did you mean context?)."),
-        ("zzz", "zzz: there is no such field."),
+        ("max_model_len", 1, "max_model_len: there is no such field (did you mean context?)."),
+        ("contxt", 1, "contxt: there is no such field (did you mean context?)."),
+        ("zzz", 1, "zzz: there is no such field."),
+        ("gpus", "some", "gpus: must be 'all' or 'few' or a whole number or a list."),
+        ("replicas", 0, "replicas: must be at least 1."),
+        ("goal", "thruput", "or 'agents' (did you mean throughput?)."),
+        ("dtype", "fp16", "or 'float32' (did you mean float16?)."),
+        ("name", None, "name: must be a text."),
     ],
 )
-def test_an_unknown_field_of_a_body_leads_to_the_field_that_was_meant(
-    field: str, words: str
+def test_a_wrong_field_of_a_body_is_refused_in_our_words_with_the_near_ones(
+    field: str, value: object, words: str
 ) -> None:
     api = FastAPI()
     answer_errors(api)
@@ -50,6 +55,24 @@ def test_an_unknown_field_of_a_body_leads_to_the_field_that_was_meant(
     def add(body: ModelRequest) -> None:
         raise AssertionError(body)
 
-    answer = TestClient(api).post("/models", json={"name": "m", "source": "org/m", field: 1})
+    answer = TestClient(api).post("/models", json={"name": "m", "source": "org/m", field: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     assert words in answer.json()["error"]["message"]
+
+
+def test_a_field_within_a_field_has_the_near_one_of_its_own_kind() -> None:
+    api = FastAPI()
+    answer_errors(api)
+
+    @api.post("/models")
+    def add(body: ModelRequest, limit: int) -> None:
+        raise AssertionError(body, limit)
+
+    fields = {"name": "m", "source": "org/m", "policy": {"keep_aliv": 5}}
+    error = TestClient(api).post("/models?limit=1", json=fields).json()["error"]
+    assert error["param"] == "policy.keep_aliv"
+    assert "there is no such field (did you mean keep_alive?)." in error["message"]
+    error = TestClient(api).post("/models?limit=x", json={"name": "m"}).json()["error"]
+    assert error["message"].startswith("limit: must be a whole number.")
+    error = TestClient(api).post("/models?limit=1").json()["error"]
+    assert error["message"].startswith("body: is missing.")

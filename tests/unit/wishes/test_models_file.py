@@ -117,7 +117,10 @@ def laughs(kind: str) -> str:
             "models:\n  a:\n    source: x/y\n    policy:\n      keep_alive: soon\n",
             ["5:7: a.policy.keep_alive: a duration looks like"],
         ),
-        ("models:\n  a:\n    source: x/y\n    gpus: some\n", ["4:5: a.gpus: Input should be"]),
+        (
+            "models:\n  a:\n    source: x/y\n    gpus: some\n",
+            ["4:5: a.gpus: must be 'all' or 'few' or a whole number or a list"],
+        ),
         ("models:\n  a: {}\n", ["2:3: A model needs either a `source`"]),
         (
             "models:\n  a:\n    min_context: 9\n    source: x/y\n    max_context: 8\n",

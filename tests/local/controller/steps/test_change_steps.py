@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.controller.fleet import model_rest
 from gateway.domain import LaunchSpec
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import MemoryEngine, World
@@ -269,6 +270,20 @@ async def test_a_model_that_never_served_takes_the_new_wish_at_once(tmp_path: Pa
         async with asyncio.timeout(hang_s()):
             while not contexts(await gateway.show("m"), "failed"):
                 await asyncio.sleep(0.02)
+        await change(gateway, max_context=256)
+        view = await wait_until_settled(gateway)
+        assert (view["wish"]["max_context"], view["change"], contexts(view)) == (256, None, [256])
+
+
+async def test_a_resting_model_without_a_plan_takes_the_new_wish_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the change may end the rest.
+    monkeypatch.setattr(model_rest, "_MAX_REST_S", 10 * HANG_S)
+    async with running(tmp_path, gibberish_script(512)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), max_context=512)
+        # Every plan of the first wish has failed, so passes leave the model out.
+        await gateway.until("m", "no_plan")
         await change(gateway, max_context=256)
         view = await wait_until_settled(gateway)
         assert (view["wish"]["max_context"], view["change"], contexts(view)) == (256, None, [256])

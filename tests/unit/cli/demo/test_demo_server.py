@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,7 +43,12 @@ class _Program:
         return mock.Mock(returncode=code, **{"poll.return_value": code, "wait.return_value": 0})
 
 
-def _serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: _Program) -> int:
+def _serve(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    program: _Program,
+    say: Callable[[str], None] = lambda _: None,
+) -> int:
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", program.run)
     monkeypatch.setattr(subprocess, "Popen", program.start)
@@ -51,7 +56,18 @@ def _serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: _Program) -
         monkeypatch.setenv("FITSERVE_PORT", "0")
     monkeypatch.setattr(demo_server, "is_in_use", lambda _: program.has_folder)
     monkeypatch.setattr(health, "is_healthy", lambda *_, **__: True)
-    return demo_server.serve_demo(("m", "folder"), lambda _: None)
+    return demo_server.serve_demo(("m", "folder"), say)
+
+
+def test_the_end_of_the_gateway_is_stated_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    texts: list[str] = []
+    assert _serve(monkeypatch, tmp_path, _Program(show=1), texts.append) == 0
+    assert texts[-1] == (
+        "The gateway has ended with exit code 0. The next one adopts the engines that run on:"
+        " `fitserve serve`."
+    )
 
 
 @pytest.mark.parametrize(("code", "removes"), [(1, False), (3, True), (0, True)])

@@ -129,14 +129,31 @@ def test_a_model_rests_until_something_changes() -> None:
         assert is_awake(rests, model), name
 
 
+@pytest.mark.parametrize("name", ["wish", "generation", "forgiven_at", "is_stopped"])
+def test_a_model_that_changes_during_a_pass_gets_another_look(name: str) -> None:
+    rests, model = RestingModels(), model_at_rest()
+    assert is_awake(rests, model)
+    value = {"wish": wish(name="m", aliases=("n",)), "forgiven_at": 3.0}.get(name, 1)
+    setattr(model, name, value)
+    if name == "generation":
+        model.replicas[0].generation = model.generation
+    assert is_at_rest(model)
+    rests.record([model], False, 100.0)
+    assert is_awake(rests, model), "the steps of that pass saw the former value"
+    rests.record([model], False, 100.0)
+    assert not is_awake(rests, model)
+
+
 def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     rests = RestingModels()
     model = model_at_rest({"planning.blocked_reason": "no GPU", "planning.blocked_at": 90.0})
+    assert is_awake(rests, model)
     rests.record([model], False, 100.0)
     assert not is_awake(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert is_awake(rests, model, now_s=90.0 + REPLAN_S + 1)
     # After a failed planning the next one is later.
     model.replicas[0].planning.failure_count = 1
+    assert is_awake(rests, model, circumstances=True)
     rests.record([model], False, 90.0)
     assert not is_awake(rests, model, now_s=90.0 + REPLAN_S + 1)
     assert is_awake(rests, model, now_s=90.0 + 2 * REPLAN_S + 1)

@@ -14,7 +14,7 @@ import pytest
 import gateway
 from gateway.domain import Decision, Scalar, Wish
 from gateway.domain.plan_request import PlanRequest
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, FitserveError, NotFound
 from gateway.planner.comparison import gpu_choice
 from gateway.planner.service.model_planner import ModelPlanner
 from gateway.planner.service.offline import OfflinePlanner, WishFields
@@ -75,11 +75,32 @@ def test_a_field_or_a_word_that_is_nearly_right_is_proposed(folder: Path) -> Non
         ({"max_model_len": 1}, "max_model_len: there is no such field (did you mean context?)."),
         ({"tp": 2}, "tp: there is no such field (did you mean tensor_parallel?)."),
         ({"goal": "thruput"}, "or 'agents' (did you mean throughput?)."),
-        ({"gpus": "fewest"}, "gpus: Input should be 'all' or 'few' or a whole number or a list"),
+        ({"gpus": "fewest"}, "gpus: must be 'all' or 'few' or a whole number or a list"),
+        ({"policy": {"keep_aliv": 5}}, "there is no such field (did you mean keep_alive?)."),
+        ({"dtype": "fp16"}, "or 'float32' (did you mean float16?)."),
     ]
     for fields, words in wrong:
         with pytest.raises(BadRequest, match=re.escape(words)):
             gateway.plan("models/llama-3.1-8b", "2x3090", **fields)
+
+
+_FOREIGN_WORDS = re.compile(
+    r"Input should|Field required|[Vv]alid |unable to|Extra inputs|Value error|literal\[|er than"
+)
+
+
+@pytest.mark.parametrize("value", [3.5, "words", -1, ["a", 2], {"a": [1]}, b"\xff"], ids=repr)
+@pytest.mark.parametrize("field", [*WishFields.__annotations__, "source", "engines", "name"])
+def test_a_value_of_a_wrong_type_is_refused_in_our_words(
+    field: str, value: object, folder: Path
+) -> None:
+    fields: dict[str, Any] = {"source": "models/llama-3.1-8b", field: value}
+    refusal = ""
+    try:
+        gateway.plan(hardware="2x3090", **fields)
+    except FitserveError as error:
+        refusal = str(error)
+    assert not _FOREIGN_WORDS.search(refusal), refusal
 
 
 def test_one_engine_needs_no_list(folder: Path) -> None:

@@ -58,14 +58,50 @@ def test_problems_of_pydantic_are_a_sentence_with_the_field(place: str) -> None:
     text = f"1 validation error: {PROBLEM % place}"
     of_engine = {"message": text, "type": "Bad Request", "param": "body.messages", "code": 400}
     error = error_of(400, {"error": of_engine})
-    assert (error["message"], error["param"]) == ("messages: Field required.", "messages")
+    assert (error["message"], error["param"]) == ("messages: is missing.", "messages")
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, MESSAGES])
+def test_a_misspelt_field_of_the_request_is_named(endpoint: Endpoint) -> None:
+    problem = PROBLEM % "('body', 'messages')"
+    text = f"1 validation error: {problem}"
+    body = json.dumps({"error": {"message": text, "code": 400}}).encode()
+
+    def message(request: bytes) -> str:
+        words: str = json.loads(engine_error(400, body, endpoint, request))["error"]["message"]
+        return words
+
+    hint = " Did you mean `messages` instead of `mesages`?"
+    assert message(b'{"model": "m", "mesages": []}').endswith(hint)
+    for request in (b"", b"\xff", b"[]", b'{"model": "m"}', b'{"messages": 1, "mesages": []}'):
+        assert "Did you mean" not in message(request), request
+
+
+def test_a_missing_field_in_an_engines_own_words_has_the_near_one_too() -> None:
+    of_engine = {"message": "There must be a prompt.", "param": "prompt", "code": 400}
+    body = json.dumps({"error": of_engine}).encode()
+    error = json.loads(engine_error(400, body, CHAT, b'{"promt": "x"}'))["error"]
+    assert error["message"] == "There must be a prompt. Did you mean `prompt` instead of `promt`?"
 
 
 def test_several_problems_are_named_up_to_a_bound() -> None:
     fields = "\n  ".join(PROBLEM % f"('body', 'messages', {number})" for number in range(9))
     message = error_of(400, {"detail": f"9 validation errors:\n  {fields}"})["message"]
-    assert message == (
-        "messages.0: Field required; messages.1: Field required; messages.2: Field required."
+    assert message == ("messages.0: is missing; messages.1: is missing; messages.2: is missing.")
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["('body', 'messages', 0, '%sMessageParam', 'role')", "'body.messages.0.%sMessageParam.role'"],
+)
+def test_members_of_a_union_are_one_problem(place: str) -> None:
+    fields = "\n  ".join(
+        PROBLEM % (place % kind) for kind in ("ChatCompletionUser", "ChatCompletionSystem")
+    )
+    error = error_of(400, {"detail": f"2 validation errors:\n  {fields}"})
+    assert (error["message"], error["param"]) == (
+        "messages.0.role: is missing.",
+        "messages.0.role",
     )
 
 

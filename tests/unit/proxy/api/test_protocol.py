@@ -46,7 +46,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 
 def model_of(body: bytes) -> str:
-    return read_request_fields(body).name()
+    return read_request_fields(body).name(body)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,14 @@ def test_the_last_of_repeated_models_counts_as_in_the_engines_json(body: bytes) 
     assert model_of(body) == json.loads(body)["model"] == "b"
     fields = read_usual_fields(body)
     assert fields is None or fields.model == "b"
+
+
+def test_a_missing_model_has_the_near_field_of_the_body() -> None:
+    with pytest.raises(BadRequest, match="Did you mean `model` instead of `modle`"):
+        model_of(b'{"modle":"a"}')
+    with pytest.raises(BadRequest) as refusal:
+        model_of(b'{"messages":[]}')
+    assert "Did you mean" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

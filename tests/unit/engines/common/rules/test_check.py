@@ -90,9 +90,9 @@ def test_an_unknown_value_is_no_refusal() -> None:
             {"any_of": [{"head_dim": [64]}]},
             "`any_of`: there is no condition `head_dim`; the nearest is `head_dims`",
         ),
-        ({"n_multiple": "many"}, "`n_multiple`: Input should be a whole number"),
-        ({"schemes": ["int3"]}, "`schemes`: Input should be 'wna16'"),
-        ({"any_of": {"sinks": True}}, "`any_of`: Input should be a list"),
+        ({"n_multiple": "many"}, "`n_multiple`: must be a whole number"),
+        ({"schemes": ["int3"]}, "`schemes`: must be 'wna16'"),
+        ({"any_of": {"sinks": True}}, "`any_of`: must be a list"),
     ],
 )
 def test_a_check_that_is_wrong_says_which_name(conditions: dict[str, Any], problem: str) -> None:
