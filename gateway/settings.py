@@ -532,6 +532,35 @@ class Settings(BaseModel):
             " http://collector:4317; their own traces go there, where their version has any"
         ),
     )
+    transcript_key_file: Path | None = Field(
+        None,
+        description=(
+            "file of the keys that encrypt transcripts, one a line, the first for new ones; needs"
+            " the extra `transcripts`; default: none are kept; docs/transcripts.md"
+        ),
+    )
+    transcript_models: str = Field(
+        "",
+        description=(
+            "models whose requests and answers are kept for all keys, separated by commas; `*`:"
+            " every model"
+        ),
+    )
+    transcript_days: float = Field(
+        7, ge=0.01, le=3650, description="days after which a transcript is deleted"
+    )
+    transcript_bytes: int = Field(
+        1024**3,
+        ge=64 * 1024**2,
+        description="disk space of all transcripts; the oldest are deleted",
+    )
+    transcript_redact: str = Field(
+        r"\b(?:sk|fs|hf|ghp|xox[abp])[-_][A-Za-z0-9_-]{16,}",
+        description=(
+            "regular expressions, one a line, whose matches are removed before a transcript is"
+            " written; default: API keys of usual forms"
+        ),
+    )
     access_log: bool = Field(
         False,
         description=(
@@ -627,6 +656,16 @@ class Settings(BaseModel):
                 raise ValueError("a value has characters that no header can hold")
         return headers
 
+    @field_validator("transcript_redact")
+    @classmethod
+    def _check_patterns(cls, text: str) -> str:
+        for line in text.splitlines():
+            try:
+                re.compile(line)
+            except re.error as error:
+                raise ValueError(f"{line[:100]!r} is not a regular expression: {error}") from None
+        return text
+
     @field_validator("proxy_addresses")
     @classmethod
     def _check_networks(cls, text: str) -> str:
@@ -677,6 +716,7 @@ class Settings(BaseModel):
         "profiles_dir",
         "knowledge_keys",
         "agent_socket",
+        "transcript_key_file",
     )
     @classmethod
     def _check_path(cls, path: Path | None) -> Path | None:
@@ -751,6 +791,11 @@ class Settings(BaseModel):
         texts = _split_at_commas(self.otlp_headers.reveal()) if self.otlp_headers else ()
         pairs = [text.partition("=") for text in texts]
         return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    @property
+    def transcribed_models(self) -> frozenset[str]:
+        """The models whose requests are copied for all keys."""
+        return frozenset(_split_at_commas(self.transcript_models))
 
     def exports(self, signal: Literal["traces", "metrics"]) -> bool:
         """Whether a collector gets this signal."""

@@ -55,6 +55,7 @@ SECTIONS = {
         "history": "history.history",
         "usage": "usage.usage",
         "batches": "batches.app",
+        "transcripts": "files.transcripts.app",
         "bench": "speed.bench.bench",
         "tune": "speed.tune.tune",
         "df": "listing.df",

@@ -188,6 +188,10 @@ EventKind = Literal[
     "budget.warning",
     "budget.exhausted",
     "knowledge.changed",
+    "transcripts.read",
+    "transcripts.deleted",
+    "transcripts.stopped",
+    "transcripts.resumed",
 ]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 

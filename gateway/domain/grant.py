@@ -102,6 +102,11 @@ class Grant(Value):
         exclude_if=lambda budget: budget is None,
         description="the most it may use in a day and in a month",
     )
+    is_recorded: bool = Field(
+        False,
+        exclude_if=lambda is_recorded: not is_recorded,
+        description="whether transcripts of its requests are kept: docs/transcripts.md",
+    )
     expires: date | None = Field(
         None, description="the last day of UTC on which it is valid; None: no end"
     )

@@ -47,6 +47,7 @@ request of the tests follows it. These fields are valid only for a time:
     _retry_body                                     from asked to the first byte of the answer
     _quiet_since                                    since the first sweep
     trace                                           since its meter set it, if the meter traces
+    copied                                          since its meter set it, if the meter copies
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ from gateway.proxy.upstream_connection import TAIL_BYTES, UpstreamConnection
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
     from gateway.proxy.tracing.traced_metrics import RequestTrace
+    from gateway.proxy.transcripts.copying_meter import CopiedRequest
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +129,7 @@ class Exchange:
         "call",
         "connection",
         "content_type",
+        "copied",
         "counters",
         "endpoint",
         "first_byte_at",
@@ -177,6 +180,7 @@ class Exchange:
         self.model = ""  # name of a known model
         self.counters: Any = None  # state of the meter
         self.trace: RequestTrace  # of a meter that traces
+        self.copied: CopiedRequest  # of a meter that copies
         self.replica: RoutedReplica | None = None
         self._upstream: UpstreamConnection | None = None
         self._usage: TokenUsage | None = None

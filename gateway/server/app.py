@@ -100,6 +100,8 @@ from gateway.server.metrics.usage_keeper import UsageKeeper
 from gateway.server.page import files, live_stream
 from gateway.server.page.live_stream import LiveStream
 from gateway.server.price_file import read_prices
+from gateway.server.transcripts import transcript_routes
+from gateway.server.transcripts.replays import Replays
 from gateway.settings import Settings
 from gateway.store.recovery import installation_id, open_store
 from gateway.store.store import Store
@@ -108,6 +110,7 @@ from gateway.version import __version__
 if TYPE_CHECKING:
     from gateway.server.network_watch import NetworkWatch
     from gateway.server.telemetry.telemetry import Telemetry
+    from gateway.server.transcripts.transcripts import Transcripts
 
 _ROUTERS = (
     gauges.router,
@@ -138,6 +141,7 @@ _ROUTERS = (
     login_routes.router,
     file_routes.router,
     batch_routes.router,
+    transcript_routes.router,
 )
 
 
@@ -221,6 +225,7 @@ def build_front(
     )
     ledger = Ledger(settings.data)
     prices = read_prices(settings.prices)
+    transcripts = _build_transcripts(settings)
     workers = None
     if shared_parts is not None:
         # A gateway of one process does without this module.
@@ -234,10 +239,13 @@ def build_front(
             usage=metrics.usage,
             prices=prices,
             on_spans=telemetry.spans.extend if telemetry is not None else None,
+            transcripts=transcripts.setup if transcripts is not None else None,
         )
     routes = Routes(queue_per_model=settings.queue_per_model) if workers is None else workers.routes
     limiter = RateLimiter(BudgetAdmission(ledger, prices))
     plane = DataPlane(routes, keys, limits, metrics, limiter=limiter)
+    if transcripts is not None and workers is None:
+        transcripts.copy_requests(plane)
     return ServingParts(
         settings=settings,
         profiles=Profiles(settings.profiles_dir, data=settings.data),
@@ -251,6 +259,7 @@ def build_front(
         prices=prices,
         identities=build_identities(settings, keys),
         telemetry=telemetry,
+        transcripts=transcripts,
     )
 
 
@@ -289,11 +298,24 @@ def _build_telemetry(settings: Settings, *, has_workers: bool) -> Telemetry | No
     return build_telemetry(settings, has_workers=has_workers)
 
 
-async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = None) -> Gateway:
-    """All parts, with their stored state loaded. `host`: None chooses one by the settings.
+def _build_transcripts(settings: Settings) -> Transcripts | None:
+    """The recorder of requests; None: no key encrypts transcripts. Raises SettingsError."""
+    if settings.transcript_key_file is None:
+        if settings.transcribed_models:
+            raise SettingsError(
+                "FITSERVE_TRANSCRIPT_MODELS is set, and no key encrypts the transcripts.",
+                hint="Set FITSERVE_TRANSCRIPT_KEY_FILE: docs/transcripts.md has the steps.",
+            )
+        return None
+    # Not without transcripts.
+    from gateway.server.transcripts.transcripts import build_transcripts
 
-    Raises StoreError where the database cannot be opened.
-    """
+    return build_transcripts(settings)
+
+
+async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = None) -> Gateway:
+    """All parts, with their stored state loaded. `host`: None chooses one by the settings. Raises
+    StoreError where the database cannot be opened."""
     settings, profiles = front.settings, front.profiles
     store = await asyncio.to_thread(open_store, database := settings.data / "fitserve.db")
     instance = installation_id(database, store)
@@ -348,6 +370,7 @@ async def build_parts(app: GatewayApp, front: ServingParts, host: Host | None = 
         in_flight=front.workers or front.plane,
         batches=batches,
         knowledge=_build_knowledge(front, planning, searches, loop, events),
+        replays=Replays(app, front),
     )
 
 
@@ -549,4 +572,5 @@ def _build_live(
             "workers": front.settings.workers,
         },
         links=lambda: networks.links if networks is not None else (),
+        recorded_models=front.transcripts.setup.models if front.transcripts is not None else None,
     )

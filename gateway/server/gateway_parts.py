@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from gateway.server.network_watch import NetworkWatch
     from gateway.server.page.live_stream import LiveStream
     from gateway.server.telemetry.telemetry import Telemetry
+    from gateway.server.transcripts.replays import Replays
+    from gateway.server.transcripts.transcripts import Transcripts
     from gateway.settings import Settings
     from gateway.store.store import Store
 
@@ -56,6 +58,7 @@ class ServingParts:
     workers: None in a gateway of one process.
     identities: None without a proxy or provider that names people.
     telemetry: None without a collector of OpenTelemetry.
+    transcripts: None without a key file for them.
     """
 
     settings: Settings
@@ -70,6 +73,7 @@ class ServingParts:
     prices: Prices
     identities: Identities | None = None
     telemetry: Telemetry | None = None
+    transcripts: Transcripts | None = None
 
     def routed_models(self) -> set[str]:
         """The names of models with a replica that takes requests."""
@@ -105,6 +109,7 @@ class Gateway:
     in_flight: InFlightSource
     batches: Batches
     knowledge: KnowledgeKeeper
+    replays: Replays
     answers: dict[str, SharedAnswer] = field(default_factory=dict)
 
     async def shared_answer(self, name: str, render: Callable[[], Awaitable[bytes]]) -> bytes:

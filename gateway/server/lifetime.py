@@ -62,6 +62,8 @@ class Lifetime:
             app.certificate.watch()
         if front.workers is not None:
             front.workers.start()
+        if front.transcripts is not None:
+            front.transcripts.keeper.start(self._gateway.events)
         if front.telemetry is not None:
             front.telemetry.start(partial(all_samples, self._gateway))
         batches.start()
@@ -86,6 +88,8 @@ class Lifetime:
         if workers is not None:
             await workers.close()
         self._front.plane.close()
+        if self._front.transcripts is not None:
+            await self._front.transcripts.close()
         if self._front.telemetry is not None:
             await self._front.telemetry.close()
         if not app.is_replaced:
@@ -131,6 +135,7 @@ class Lifetime:
         if self._front.telemetry is not None:
             await self._front.telemetry.close_metrics()
         await gateway.batches.close()
+        gateway.replays.close()
         if self._models_file is not None:
             await self._models_file.close()
         await asyncio.to_thread(self._front.gpus.close)

@@ -53,6 +53,8 @@ REVEALS = {
     "gateway/controller/events/webhook.py": 3,  # scheme and host, the name of a cursor, the request
     "gateway/server/identity/login_routes.py": 2,  # a cookie, and the key of a page
     "gateway/server/identity/login_tokens.py": 1,  # its digest
+    "gateway/server/transcripts/transcript_cipher.py": 1,  # a key of the library that encrypts
+    "gateway/server/transcripts/transcripts.py": 1,  # the pipe of a child
     "gateway/server/identity/oidc_provider.py": 7,  # the questions to the provider
     "gateway/secret.py": 5,  # equality, and the encoders below
     "gateway/hosts/docker/container.py": 2,  # variable and label of a container
@@ -267,10 +269,13 @@ _NO_ADDRESSES = {
             "prices",
             "profiles_dir",
             "knowledge_keys",
+            "transcript_key_file",
         ),
         "a path",
     ),
     "agent_socket": "a path",
+    "transcript_models": "names of models",
+    "transcript_redact": "regular expressions",
 }
 # Fields of a model that do so. None is an address: each is refused later, by words without it.
 _NO_ADDRESS_FIELDS = {

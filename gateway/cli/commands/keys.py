@@ -55,6 +55,10 @@ class LimitOptions(FrozenRecord, frozen=True):
         str | None, typer.Option(metavar="YYYY-MM-DD", help="Last day of UTC. Default: no end.")
     ] = None
 
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep transcripts of its requests and answers.")
+    ] = False
+
     def fields(self) -> dict[str, Any]:
         """The fields of the request."""
         return {
@@ -66,6 +70,7 @@ class LimitOptions(FrozenRecord, frozen=True):
             "priority_class": _read_class(self.priority_class),
             "group": self.group,
             "expires": self.expires,
+            "is_recorded": self.record or None,
         }
 
 
@@ -219,6 +224,8 @@ def _limits_text(key: dict[str, Any]) -> str:
         limits.append(f"group {key['group']}")
     if budget_text := _budget(key):
         limits.append(budget_text)
+    if key.get("is_recorded"):
+        limits.append("RECORDED")
     if key["expires"] is not None:
         limits.append(f"until {key['expires']}")
     return ", ".join(limits) or "none"

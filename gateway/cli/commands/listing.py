@@ -56,12 +56,22 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
     names = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
     optional = [name for name in names if name in head]
     print_table(head, rows, empty=_NO_MODELS, optional=optional)
+    if recorded := _recorded_owners(call("GET", "/admin/transcripts/state")):
+        say(f"\nRecorded: {', '.join(recorded)}. `fitserve transcripts ls` lists the requests.")
     if prepared_engines := call("GET", "/admin/prepared")["data"]:
         say("")
         print_table(
             ("PREPARED", "PID", "MEMORY", "UP"),
             [_prepared_row(prepared_engine, now_s) for prepared_engine in prepared_engines],
         )
+
+
+def _recorded_owners(state: Any) -> list[str]:
+    """The models and keys whose requests are recorded, in words."""
+    if not state["is_on"]:
+        return []
+    models = ["every model" if name == "*" else f"model {name}" for name in state["models"]]
+    return models + [f"key {name}" for name in state["keys"]]
 
 
 def df(as_json: Json = False) -> None:

@@ -519,3 +519,30 @@ def container_gpus(docker: Containers | None, hardware: Hardware) -> MachineChec
         "Docker has neither NVIDIA's runtime nor GPUs through CDI",
         cure,
     )
+
+
+def transcripts(
+    path: str, models: Sequence[str], *, is_readable: bool, has_library: bool
+) -> MachineCheck:
+    """The recorder of requests and answers, which is on. path: the file of its keys."""
+    name = "transcripts"
+    if not has_library:
+        return MachineCheck(
+            name,
+            "fail",
+            "the library `cryptography` is not installed",
+            "Run `pip install '.[transcripts]'` in a clone of the repository, or unset"
+            " FITSERVE_TRANSCRIPT_KEY_FILE.",
+        )
+    if not is_readable:
+        return MachineCheck(
+            name,
+            "fail",
+            f"{path} cannot be read",
+            "Make the file: `fitserve transcripts new-key > FILE`.",
+        )
+    models_text = ", ".join("every model" if model == "*" else model for model in models)
+    finding = f"requests of all keys are recorded for: {models_text or 'no model'}"
+    return MachineCheck(
+        name, "ok", f"{finding}; `fitserve keys ls` marks the keys that are recorded"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
@@ -83,6 +84,7 @@ def examine(
         checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
         *checks.disk(_free(settings)),
         _check_collector(settings.otlp_endpoint),
+        _check_transcripts(settings),
         *checks.hub(readings.hub(settings.hf_endpoint, settings.hf_token)),
     ]
     all_checks = [check for check in machine_checks if check is not None]
@@ -110,6 +112,20 @@ def _check_collector(address: str) -> MachineCheck | None:
     if not address:
         return None
     return checks.collector(address, missing_library(), connection_problem(address))
+
+
+def _check_transcripts(settings: Settings) -> MachineCheck | None:
+    """The recorder of requests; None where it is off."""
+    path = settings.transcript_key_file
+    if path is None:
+        return None
+    has_library = importlib.util.find_spec("cryptography") is not None
+    return checks.transcripts(
+        str(path),
+        sorted(settings.transcribed_models),
+        is_readable=os.access(path.expanduser(), os.R_OK),
+        has_library=has_library,
+    )
 
 
 def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:

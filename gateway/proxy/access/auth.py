@@ -70,6 +70,7 @@ class Key:
     priority: the priority of its requests; a smaller number goes first.
     ends_at: Unix time of its end.
     principal: digest of the key in whose name this one is used; empty: none.
+    is_recorded: transcripts of its requests are kept.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Key:
     priority: int = 0
     ends_at: float | None = None
     principal: bytes = field(default=b"", repr=False)
+    is_recorded: bool = False
 
     @property
     def account(self) -> bytes:
@@ -117,6 +119,7 @@ def build_key(grant: Grant, digest: bytes, budgets: tuple[KeyBudget, ...] = ()) 
         None if limit == KeyLimits() else limit,
         priority=priority_of(grant.priority_class),
         ends_at=None if grant.expires is None else _day_end(grant.expires),
+        is_recorded=grant.is_recorded,
     )
 
 

@@ -115,6 +115,13 @@ METRICS: tuple[Metric, ...] = (
         " answer), 5xx.",
     ),
     Metric(
+        "fitserve_transcripts_total",
+        "counter",
+        ("outcome",),
+        "Requests of which a transcript is kept; outcome: written, dropped (the queue was full, or"
+        " the disk).",
+    ),
+    Metric(
         "fitserve_spans_total",
         "counter",
         ("outcome",),

@@ -82,6 +82,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     tls: the certificate in use.
     prices: the prices for budgets of money.
     trace_ratio: the part of requests that is traced; None: traces are off.
+    transcripts: the fields of a `TranscriptSetup`; None: no request is copied.
     """
 
     workers: int
@@ -96,6 +97,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     keys: KeyTableMessage
     prices: Prices = Prices()
     trace_ratio: float | None = None
+    transcripts: tuple[str, frozenset[str]] | None = None
 
 
 class OtherLoads(msgspec.Struct, frozen=True, tag=True):

@@ -24,7 +24,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from gateway.proxy.metrics.counters import METRICS, Sample
 from gateway.proxy.metrics.usage_counter import UsageCounter
 from gateway.proxy.routing.in_flight import RequestsInFlight, merge
 from gateway.proxy.tls import CertificatePair
+from gateway.proxy.transcripts.transcript_setup import TranscriptSetup
 from gateway.proxy.workers.channel import (
     REPORT_S,
     Channel,
@@ -109,10 +110,12 @@ class Workers:
         usage: UsageCounter,
         prices: Prices,
         on_spans: Callable[[tuple[tuple[Any, ...], ...]], object] | None = None,
+        transcripts: TranscriptSetup | None = None,
     ) -> None:
         """limits: the limits of the whole gateway.
         usage: gets their counts.
         on_spans: called with the spans of each report; None: traces are off.
+        transcripts: the requests that are copied; None: none is.
         """
         memory = shared_parts.memory
         self.control = shared_parts.control
@@ -139,6 +142,7 @@ class Workers:
         self._drain_event = asyncio.Event()
         self._prices = prices
         self._on_spans = on_spans
+        self._transcripts = transcripts
         self.was_handed_over = False  # another gateway has the control socket
 
     # --- called by the application ---
@@ -362,6 +366,7 @@ class Workers:
             keys=build_key_message(self._keys, self._rows),
             prices=self._prices,
             trace_ratio=None if self._on_spans is None else settings.request_trace_ratio,
+            transcripts=astuple(self._transcripts) if self._transcripts is not None else None,
         )
 
     async def _read_reports(self, worker: _Worker) -> None:

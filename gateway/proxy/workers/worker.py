@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -59,6 +60,9 @@ from gateway.proxy.workers.shared_routes import SharedRoutes, table_from
 from gateway.proxy.workers.sockets import inner_path, listen_at
 from gateway.supervision import SupervisedTask
 
+if TYPE_CHECKING:
+    from gateway.proxy.transcripts.copying_meter import CopyingMeter
+
 log = logging.getLogger("fitserve.worker")
 
 # A control process that has this many unread bytes hangs. The worker reports again once it reads.
@@ -83,6 +87,7 @@ class Worker:
         self.plane = DataPlane(
             self.routes, self.keys, begin.limits, self.metrics, limiter=self.limiter
         )
+        self.copying = _copying_meter(self.plane, begin)
         self.drain: Callable[[float], object] = lambda _: None
         self._index = index
         self._tables = 0
@@ -173,6 +178,8 @@ class Worker:
 
     def _worker_samples(self) -> Iterator[Sample]:
         yield from self.metrics.samples()
+        if self.copying is not None:
+            yield from self.copying.samples()
         for name in self.routes.table.models:
             if waiting_count := self.routes.waiting(name):
                 yield "fitserve_requests_queued", (name,), waiting_count
@@ -184,6 +191,16 @@ class Worker:
             int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
         )
         yield ("process_open_fds", (), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+
+
+def _copying_meter(plane: DataPlane, begin: WorkerSetup) -> CopyingMeter | None:
+    """The meter that copies requests; None: none is copied, and no module for it is imported."""
+    if begin.transcripts is None:
+        return None
+    from gateway.proxy.transcripts.copying import copy_requests
+    from gateway.proxy.transcripts.transcript_setup import TranscriptSetup
+
+    return copy_requests(plane, TranscriptSetup(*begin.transcripts))
 
 
 class WorkerServer(uvicorn.Server):
@@ -230,6 +247,8 @@ class WorkerServer(uvicorn.Server):
         for _ in range(100):
             if connections:
                 await asyncio.sleep(0.01)
+        if self._worker.copying is not None:
+            await self._worker.copying.link.close()
         await self._worker.send_last_report(self._channel)
 
     def _drain(self, within_s: float) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gateway.domain import Value
 from gateway.domain.grant import Grant
-from gateway.errors import Conflict, NotFound, StoreError
+from gateway.errors import BadRequest, Conflict, NotFound, StoreError
 from gateway.keys import SETTINGS_KEYS, Scope
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.admin.budget_routes import LimitUse, uses_by_owner
@@ -36,10 +36,17 @@ class NewKey(KeyView):
     key: str = Field(description="shown only in this answer")
 
 
-@router.post("", status_code=201, responses=errors(Conflict, StoreError))
+@router.post("", status_code=201, responses=errors(BadRequest, Conflict, StoreError))
 async def make_key(request: Request, body: Grant) -> NewKey:
     """Create a key, which is valid immediately."""
-    keyring = gateway_of(request).keyring
+    gateway = gateway_of(request)
+    if body.is_recorded and gateway.serving.transcripts is None:
+        raise BadRequest(
+            "The key cannot be recorded: the gateway has no key that encrypts transcripts.",
+            hint="Set FITSERVE_TRANSCRIPT_KEY_FILE and restart: docs/transcripts.md has the steps.",
+            param="is_recorded",
+        )
+    keyring = gateway.keyring
     key = await asyncio.to_thread(keyring.add, body)
     created_key = next(
         stored_key for stored_key in keyring.stored_keys if stored_key.grant.name == body.name

@@ -68,6 +68,8 @@ async def all_samples(gateway: Gateway) -> list[Sample]:
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
     if front.telemetry is not None:
         samples += front.telemetry.samples()
+    if front.transcripts is not None:
+        samples += front.transcripts.samples()
     if front.workers is not None:
         samples = _sum_samples([*samples, *front.workers.samples()])
     return samples

@@ -94,11 +94,13 @@ class LiveStream:
         keys: Keys,
         machine_facts: Mapping[str, Any],
         links: Callable[[], Iterable[NodeLink]] = tuple,
+        recorded_models: frozenset[str] | None = None,
     ) -> None:
         """samples: metrics of all processes.
         in_flight: requests of all processes.
         machine_facts: constant facts of the gateway.
         links: the networks between the machines of its cluster.
+        recorded_models: models recorded for all keys; None: nothing is recorded.
         """
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
@@ -112,6 +114,7 @@ class LiveStream:
         self._keys = keys
         self._machine_facts = machine_facts
         self._links = links
+        self._recorded_models = recorded_models
         self._traffic = TrafficHistory()
         self._parts: dict[str, tuple[int, bytes]] = {}
         self._points: list[tuple[int, TrafficPoint]] = []
@@ -243,6 +246,7 @@ class LiveStream:
                 **self._machine_facts,
                 "problems": self._health.problems,
                 "keys": not self._keys.is_open,
+                "recorded": self._recorded_owners(),
             },
             "models": live_models(
                 list(self._models.values()), self._routes, samples, self._expected_start
@@ -264,6 +268,17 @@ class LiveStream:
         if any(changed_at == version for changed_at, _ in self._parts.values()):
             self._version = version
             self._frames.clear()
+
+    def _recorded_owners(self) -> list[str] | None:
+        """The models and keys whose requests are recorded, in words; None: the recorder is off."""
+        if self._recorded_models is None:
+            return None
+        keys = {key.name for key in self._keys.table.keys.values() if key.is_recorded}
+        models = [
+            "every model" if name == "*" else f"model {name}"
+            for name in sorted(self._recorded_models)
+        ]
+        return models + [f"key {name}" for name in sorted(keys)]
 
     async def _known_host_answers(self) -> HostAnswers:
         """Processes and machines as the host answers, or as it did before while it is slow: a

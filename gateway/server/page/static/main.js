@@ -11,6 +11,7 @@ import { keys } from "./views/keys.js";
 import { missing } from "./views/missing.js";
 import { model } from "./views/model.js";
 import { overview } from "./views/overview.js";
+import { transcripts } from "./views/transcripts.js";
 import { usage } from "./views/usage.js";
 
 const PAGES = [
@@ -20,7 +21,7 @@ const PAGES = [
   ["Usage", "#/usage"],
   ["Keys", "#/keys"],
 ];
-const VIEWS = { "": overview, add, chat, history, keys, models: model, usage };
+const VIEWS = { "": overview, add, chat, history, keys, models: model, transcripts, usage };
 
 const live = new Live();
 const main = document.getElementById("main");
@@ -69,8 +70,23 @@ function show() {
     (problem) => problem,
     (problem) => ({ element: h("li", {}, adviceParts(problem)), update() {} }),
   );
+  showRecorder(gateway?.recorded ?? null);
   showPerson();
   if (live.connected) view?.update?.(live.state);
+}
+
+/** Says on every view whose requests are recorded. owners: null where the recorder is off. */
+function showRecorder(owners) {
+  const words = owners?.length ? `Recording ${owners.join(", ")}` : "Transcripts";
+  syncChildren(
+    document.getElementById("recorder"),
+    owners === null ? [] : [words],
+    (word) => word,
+    (word) => ({
+      element: h("a", { href: "#/transcripts", class: owners.length ? "problem" : "small" }, word),
+      update() {},
+    }),
+  );
 }
 
 function showPerson() {

@@ -98,6 +98,7 @@ function row(key, currency, changed) {
     ...(key.priority_class === "normal" ? [] : [`class ${key.priority_class}`]),
     ...(key.group ? [`group ${key.group}`] : []),
     ...(key.expires ? [`until ${key.expires}`] : []),
+    ...(key.is_recorded ? ["RECORDED"] : []),
     key.created_at === null ? "from the settings" : `made ${moment(key.created_at)}`,
   ];
   const path = `/admin/keys/${encodeURIComponent(key.name)}`;

@@ -1,0 +1,1 @@
+"""Copies of requests and answers for transcripts, which another process writes."""

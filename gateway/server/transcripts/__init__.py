@@ -1,0 +1,1 @@
+"""Transcripts: requests and answers that are kept, encrypted, for a time."""
