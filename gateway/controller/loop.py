@@ -96,7 +96,7 @@ class Loop:
         requests of each model."""
         self._settings = settings = launcher.settings
         self._store, self._host, self._launcher = store, launcher.host, launcher
-        self._routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost_cards
+        self.routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost_cards
         self._running_engines = RunningEngines(settings.data)
         self.fleet = Fleet(settings.keep_alive)
         self.health, self.starts = LoopHealth(), StartRecord(store)
@@ -186,7 +186,7 @@ class Loop:
         """
         # Requests wait until the first look at running engines, so no model appears unknown or
         # away.
-        self._routes.table = route_table(
+        self.routes.table = route_table(
             self.fleet, [], self._settings.start_timeout_s, waits_for_engine=True
         )
         while True:
@@ -282,7 +282,7 @@ class Loop:
         self.health.host_problem, problem = None, await self._store_problem()
         self._retry_on_freed_gpus(former_instances, instances)
         self._inputs.start()
-        demand = self._routes.demand()
+        demand = self.routes.demand()
         awake_models = self._awaken(instances, demand)
         await self._show_engines(instances, awake_models, demand)
         models = self.evictor.plan_order(awake_models)
@@ -362,8 +362,8 @@ class Loop:
         )
         for model in awake_models:
             name = model.wish.name
-            if name in self._resting and name in self._routes.table.models:
-                self._resting_routes[name] = self._routes.table.models[name]
+            if name in self._resting and name in self.routes.table.models:
+                self._resting_routes[name] = self.routes.table.models[name]
 
     async def _store_problem(self) -> str | None:
         """The reason why changes cannot be stored now, after a look at the database; None: they
@@ -443,8 +443,8 @@ class Loop:
             self._settings.start_timeout_s,
             resting_routes=self._resting_routes,
         )
-        if table != self._routes.table:
-            self._routes.table = table
+        if table != self.routes.table:
+            self.routes.table = table
 
 
 def _running_names(instances: Iterable[Instance]) -> set[str]:

@@ -562,7 +562,6 @@ def _build_live(
 ) -> LiveStream:
     return LiveStream(
         loop=loop,
-        routes=front.routes,
         samples=partial(gauges.request_samples, front.metrics, front.workers),
         in_flight=front.workers or front.plane,
         keys=front.keys,

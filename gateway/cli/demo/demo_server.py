@@ -104,7 +104,7 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
                 return code
             say(_curl_text(settings, name))
             code = gateway.wait()
-            say(_end_text(code))
+            say(_exit_text(code))
             return code
     except KeyboardInterrupt:
         return 130
@@ -116,7 +116,7 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
         gateway.wait()
 
 
-def _end_text(code: int) -> str:
+def _exit_text(code: int) -> str:
     """The end of a gateway that nobody stopped by Ctrl-C, and the next step."""
     return (
         f"The gateway has ended with exit code {code}. The next one adopts the engines that run on:"

@@ -30,7 +30,6 @@ from gateway.proxy.access.auth import Keys
 from gateway.proxy.disconnect import wait_for_disconnect
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.in_flight import InFlightSource
-from gateway.proxy.routing.routes import Routes
 from gateway.server.gateway_parts import gateway_of
 from gateway.server.page.live_state import live_machine, live_models
 from gateway.server.page.traffic_history import TrafficHistory, TrafficPoint
@@ -88,7 +87,6 @@ class LiveStream:
     def __init__(
         self,
         loop: Loop,
-        routes: Routes,
         samples: Callable[[], list[Sample]],
         in_flight: InFlightSource,
         keys: Keys,
@@ -108,7 +106,7 @@ class LiveStream:
         self._read_prepared = loop.read_prepared
         self._machines = loop.machines
         self._health = loop.health
-        self._routes = routes
+        self._routes = loop.routes
         self._samples = samples
         self._in_flight = in_flight
         self._keys = keys
