@@ -9,6 +9,7 @@ from typing import Any
 _EQUAL_OPTIONS = {
     "--max-model-len": "--context", "--context-length": "--context", "--num-ctx": "--context",
     "--ctx-size": "--context", "--tensor-parallel-size": "--tp", "--tp-size": "--tp",
+    "--goal": "--for", "--objective": "--for",
 }  # fmt: skip
 # Options with a hint of their own, as the gateway has another way for them.
 _HINTED_OPTIONS = {"--served-model-name", "--lora-modules"}

@@ -62,6 +62,9 @@ def detail_text(view: Any) -> str:
     return "; ".join(filter(None, texts))
 
 
+UNKNOWN_TIME = "a first start, so its time is unknown"
+
+
 def start_text(start: Any) -> str:
     """The phase of a start, with elapsed and expected seconds; "": nothing is known yet."""
     phase = start["phase"]
@@ -80,7 +83,7 @@ def start_text(start: Any) -> str:
         texts += _GRADES.get(expected_start["grade"], ())
     if start["conditions"]["is_cache_empty"]:
         texts.append(
-            "a first start, so its time is unknown"
+            UNKNOWN_TIME
             if expected_start is None
             else "slower than later ones, as nothing is compiled yet"
         )

@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.client import call, model_path, stream
 from gateway.cli.disk_output import removal_text
-from gateway.cli.model_output import show_model, start_text, status_text
+from gateway.cli.model_output import UNKNOWN_TIME, show_model, start_text, status_text
 from gateway.cli.options import AllRows, Json, ModelName, drop_none
 from gateway.cli.present import FULL_DETAIL, SHORT_DETAIL
 from gateway.cli.terminal import print_bytes, print_message, say
@@ -107,21 +107,29 @@ def rm(
 
 
 class WaitReports:
-    """The lines of a wait: one for each new state and phase, and from time to time in a phase."""
+    """The lines of a wait: one for each new state and phase, and from time to time in a phase.
+
+    Only the first line of a start says that its time is unknown.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._stage: tuple[str, str | None] | None = None
         self._line = ""
         self._at_s = 0.0
+        self._has_unknown_time = False
 
     def line(self, view: Any, now_s: float) -> str:
         """The line that is due; "": none. No line comes twice in a row."""
         start = next(
             (replica["start"] for replica in view["replicas"] if replica.get("start")), None
         )
-        texts = (status_text(view), start_text(start) if start is not None else "")
-        stage = texts[0], start["phase"] if start is not None else None
+        status, phase_text = status_text(view), start_text(start) if start is not None else ""
+        stage = status, start["phase"] if start is not None else None
+        if self._has_unknown_time:
+            phase_text = phase_text.removesuffix(UNKNOWN_TIME).removesuffix(", ")
+        # "verifying" is also the first word of its phase.
+        texts = (phase_text,) if phase_text.startswith(status) else (status, phase_text)
         line = f"{self._name}: {'; '.join(filter(None, texts))}"
         is_due = stage != self._stage or now_s - self._at_s >= _REPEAT_S
         if line == self._line or not is_due:
@@ -129,6 +137,7 @@ class WaitReports:
         self._stage = stage
         self._line = line
         self._at_s = now_s
+        self._has_unknown_time = self._has_unknown_time or UNKNOWN_TIME in phase_text
         return line
 
 

@@ -52,3 +52,23 @@ def test_a_long_phase_is_reported_at_intervals_if_it_changed() -> None:
     later = view("loading", "load", elapsed_s=21.0)
     assert reports.line(later, 20.0) == "m: starting (loading); loading weights 21s"
     assert not reports.line(later, 60.0)
+
+
+def test_only_the_first_line_of_a_start_says_that_its_time_is_unknown() -> None:
+    reports = WaitReports("m")
+    empty = {"conditions": WARM | {"is_cache_empty": True}}
+    lines = [
+        reports.line(view("", elapsed_s=0.0, **empty), 0.0),
+        reports.line(view("", "load", elapsed_s=1.0, **empty), 1.0),
+        reports.line(view("", "kv", elapsed_s=2.0, **empty), 2.0),
+    ]
+    assert lines == [
+        "m: starting; a first start, so its time is unknown",
+        "m: starting; loading weights 1s",
+        "m: starting; making the KV cache 2s",
+    ]
+
+
+def test_a_state_that_begins_its_phase_is_written_once() -> None:
+    verified_view = view("", "prove", elapsed_s=3.0) | {"state": "verifying"}
+    assert WaitReports("m").line(verified_view, 0.0) == "m: verifying answers 3s"
