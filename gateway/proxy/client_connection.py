@@ -171,8 +171,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reader.close()
 
     def get_buffer(self, _: int) -> memoryview:
-        remaining_bytes = self._reader.remaining_bytes
-        return _READ[:remaining_bytes] if remaining_bytes > limits.READ_BYTES else _SHORT_READ
+        if (remaining_bytes := self._reader.remaining_bytes) <= limits.READ_BYTES:
+            return _SHORT_READ
+        return _READ[:remaining_bytes]
 
     def buffer_updated(self, count: int) -> None:
         reader = self._reader

@@ -52,22 +52,24 @@ class RequestReader:
 
     incoming: the request being read.
     is_in_head, is_in_body: part of its head or body has arrived.
+    remaining_bytes: the rest of a long body with an announced length; else 0.
     """
 
     __slots__ = (
         "_connection",
         "_ignores_upgrade",
         "_length",
-        "_line_count",
         "_parser",
         "_pieces",
         "_received_bytes",
         "_size",
+        "_trailer_count",
         "_wire",
         "headers",
         "incoming",
         "is_in_body",
         "is_in_head",
+        "remaining_bytes",
         "url",
     )
 
@@ -79,8 +81,8 @@ class RequestReader:
         self.incoming: Exchange | AsgiRequest | None = None
         self.is_in_head = self.is_in_body = False
         self._size = 0  # bytes of the current head or body so far
-        self._length = 0  # the announced length of the current body
-        self._line_count = 0  # header lines and trailers of the current request
+        self._length = self.remaining_bytes = 0  # the announced length of the current body
+        self._trailer_count = 0  # trailers of the current request
         self._pieces: list[bytes] = []  # parts of the body from the current read
         # Bytes of reads that contain only body, including heads of chunks and trailers. -1: no such
         # read yet.
@@ -99,11 +101,6 @@ class RequestReader:
     def method(self) -> bytes:
         """The method of the last request."""
         return self._parser.get_method()
-
-    @property
-    def remaining_bytes(self) -> int:
-        """Bytes of the current body that its announced length leaves."""
-        return self._length - self._size if self.is_in_body else 0
 
     def close(self) -> None:
         """End all reading."""
@@ -201,19 +198,21 @@ class RequestReader:
         self._check_refusal()
         self.url = b""
         self.headers = []
-        self._line_count = 0
         self.is_in_head = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._line_count += 1
-        if self._line_count > limits.HEADER_LINES:
-            self._refuse_lines()
-        if self.is_in_head:  # otherwise a trailer, which is not used
+        if self.is_in_head:
             # The parser leaves white space after a value (RFC 9112, 5.1: no part of it).
             self.headers.append((name.lower(), value.rstrip(b" \t")))
+            if len(self.headers) > limits.HEADER_LINES:
+                self._refuse_lines()
+        else:  # a trailer, which is not used
+            self._trailer_count += 1
+            if self._trailer_count > limits.HEADER_LINES:
+                self._refuse_lines()
 
     def _check_refusal(self) -> None:
         """End the parsing of bytes after a refusal. Raises ValueError, which the parser passes
@@ -233,7 +232,7 @@ class RequestReader:
         """Note that the head has ended."""
         self.is_in_head = False
         self.is_in_body = True
-        self._size = self._length = 0
+        self._size = self._length = self.remaining_bytes = self._trailer_count = 0
         self._wire = -1
         self.incoming = None
 
@@ -266,6 +265,8 @@ class RequestReader:
             id_ = known_id(headers.get(b"x-request-id")) or new_id()
             plane = connection.plane
             self._length = int(headers.get(b"content-length", b"0"))
+            if self._length > limits.READ_BYTES:
+                self.remaining_bytes = self._length
             if self._length > plane.limits.body_bytes:
                 self._check_size(self._length)
             keep_alive = (
@@ -340,6 +341,8 @@ class RequestReader:
         if connection.is_discarding or request is None:
             return
         self._size += len(data)
+        if self._length > limits.READ_BYTES:
+            self.remaining_bytes = self._length - self._size
         try:
             if self._size > connection.plane.limits.body_bytes:
                 self._check_size(self._size)
@@ -353,6 +356,7 @@ class RequestReader:
         if self._connection.is_discarding or self._ignores_upgrade:
             return
         self.is_in_body = False
+        self.remaining_bytes = 0
         request = self.incoming
         self.incoming = None
         self._connection.request_complete(request)
