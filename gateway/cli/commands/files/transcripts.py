@@ -116,12 +116,10 @@ def export(search: Search = None, model: OfModel = None, key: OfKey = None) -> N
 
 @app.command("rm")
 def rm(
-    everything: Annotated[bool, typer.Option("--all", help="Delete all transcripts.")] = False,
+    _: Annotated[bool, typer.Option("--all", help="Delete all transcripts, which is required.")],
     as_json: Json = False,
 ) -> None:
     """Delete all transcripts. Recording goes on."""
-    if not everything:
-        raise typer.BadParameter("say --all: transcripts are deleted together")
     answer = call("DELETE", _PATH)
     say(
         json.dumps(answer, indent=2)
