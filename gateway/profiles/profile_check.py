@@ -26,9 +26,17 @@ def read_everything(folder: Path) -> int:
     profiles.rules(profiles.engine(ref) for ref in refs)
     for name in profiles.snapshot_names():
         profiles.hardware(name)
-    for table in ("facts", "gpus", "instances", "pace", "parsers", "xids", "images", "signatures"):
-        getattr(profiles, table)
-    return len(refs)
+    tables = (
+        profiles.facts,
+        profiles.gpus,
+        profiles.images,
+        profiles.instances,
+        profiles.parsers,
+        profiles.signatures,
+        profiles.speed_knowledge,
+        profiles.xids,
+    )
+    return len(refs) if all(table is not None for table in tables) else 0
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ router = APIRouter(prefix="/admin/knowledge", tags=["knowledge"])
 _ARCHIVE = {
     "requestBody": {
         "required": True,
-        "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.errors import StoreError
+from gateway.keys import UsageRow
 from gateway.logging import Logger
 from gateway.proxy.metrics.usage_counter import UsageCounter
 from gateway.store.usage_table import UsageTable
@@ -33,18 +34,29 @@ class UsageKeeper:
             rows = self._counter.drain()
             if not rows:
                 return True
+            writing = asyncio.create_task(asyncio.to_thread(self._table.add, rows))
             try:
-                await asyncio.to_thread(self._table.add, rows)
-            except BaseException as error:
-                self._counter.add(rows)
-                if not isinstance(error, StoreError):
-                    raise
-                if not self._is_failing:
-                    log.warning("usage could not be stored; it is retried", error=str(error))
-                self._is_failing = True
-                return False
+                await asyncio.wait({writing})
+            except asyncio.CancelledError:
+                # The thread goes on, and stores the rows: they may not be counted twice.
+                await asyncio.wait({writing})
+                self._settle(writing, rows)
+                raise
+            return self._settle(writing, rows)
+
+    def _settle(self, writing: asyncio.Task[None], rows: tuple[UsageRow, ...]) -> bool:
+        """Take back rows that were not stored. Returns whether they are on the disk."""
+        error = writing.exception()
+        if error is None:
             self._is_failing = False
             return True
+        self._counter.add(rows)
+        if not isinstance(error, StoreError):
+            raise error
+        if not self._is_failing:
+            log.warning("usage could not be stored; it is retried", error=str(error))
+        self._is_failing = True
+        return False
 
     async def close(self) -> None:
         await self._keeping.close()

@@ -20,6 +20,9 @@ _MAX_SEGMENT_BYTES = 16 * 1024 * 1024
 # Parts of the size and of the time of all transcripts that one file may have.
 _SIZE_PARTS = 16
 _TIME_PARTS = 24
+# Names of files have milliseconds. A file may begin this much after the clock, to be the newest.
+_STEP_S = 0.001
+_SKEW_S = 1.0
 
 
 class Segment(NamedTuple):
@@ -158,14 +161,19 @@ class SegmentWriter:
         age_s = self._now() - self._started_at
         return (
             self._size + line_bytes > self._segment_bytes
-            or not 0 <= age_s <= self._keep_s / _TIME_PARTS
+            or not -_SKEW_S <= age_s <= self._keep_s / _TIME_PARTS
         )
 
     def _start_segment(self) -> None:
         self.close()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._started_at = self._now()
-        name = f"{int(self._started_at * 1000):013d}-{secrets.token_hex(4)}.transcripts"
+        segments = list_segments(self._folder)
+        # Files that begin in one millisecond keep their order.
+        next_at = segments[-1].started_at + _STEP_S if segments else 0.0
+        if 0 < next_at - self._started_at < _SKEW_S:
+            self._started_at = next_at
+        name = f"{round(self._started_at * 1000):013d}-{secrets.token_hex(4)}.transcripts"
         path = self._folder / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)

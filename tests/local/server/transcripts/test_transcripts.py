@@ -191,7 +191,9 @@ async def test_a_replay_to_an_unknown_model_has_the_error_of_the_data_plane(
 async def test_requests_of_all_workers_are_kept_over_kills(tmp_path: Path) -> None:
     async with recording(tmp_path, FITSERVE_WORKERS="2") as (gateway, client):
         for number in range(10):
-            async with httpx.AsyncClient(base_url=gateway.url, headers=BEARER) as new_client:
+            async with httpx.AsyncClient(
+                base_url=gateway.url, headers=BEARER, timeout=hang_s()
+            ) as new_client:
                 await new_client.post(CHAT, json=asks_for(f"request {number}"))
         views = await transcripts(client, 10)
         for pid in worker_pids(tmp_path / "data"):
