@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ class SlowTable:
         self.go_on = threading.Event()
         self._is_refused = is_refused
 
-    def add(self, rows: Iterable[UsageRow]) -> None:
+    def add(self, rows: Collection[UsageRow]) -> None:
         is_first = not self.begin.is_set()
         self.begin.set()
         self.go_on.wait()
@@ -49,8 +49,6 @@ async def test_a_write_that_the_end_meets_counts_once(tmp_path: Path, is_refused
     await asyncio.sleep(0)
     table.go_on.set()
     await ending
-    assert [
-        (row[-6], row[-5], row[-4])
-        for row in store.usage.sums(0, 10**6, ("key",), key=None, model=None)
-    ] == [(1, 3, 4)]
+    (row,) = store.usage.sums(0, 10**6, ("key", "model"), key=None, model=None)
+    assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 4)
     store.close()

@@ -56,7 +56,7 @@ def test_a_long_phase_is_reported_at_intervals_if_it_changed() -> None:
 
 def test_only_the_first_line_of_a_start_says_that_its_time_is_unknown() -> None:
     reports = WaitReports("m")
-    empty = {"conditions": WARM | {"is_cache_empty": True}}
+    empty: dict[str, Any] = {"conditions": WARM | {"is_cache_empty": True}}
     lines = [
         reports.line(view("", elapsed_s=0.0, **empty), 0.0),
         reports.line(view("", "load", elapsed_s=1.0, **empty), 1.0),
