@@ -48,6 +48,9 @@ NOT_HERE = {
     ("batches", "cancel"): "as before it",
     ("rollback",): "it needs a former wish; tests/local/server/admin/changes",
     ("calibrate",): "no GPU is here; tests/local/calibration",
+    ("knowledge",): "it needs a signed bundle; tests/local/server/test_knowledge_keeper.py",
+    ("transcripts",): "it needs the operator's key; tests/local/cli/commands/files",
+    ("keys", "add", "app", "--record"): "as before it; tests/local/server/transcripts",
     ("logs", "NAME", "-f"): "it follows until the engine ends; tests/local/cli/test_main.py",
 }
 # Programs of a shell that run here, in the order of their page. So does `curl`.
