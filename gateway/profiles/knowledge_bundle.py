@@ -28,7 +28,6 @@ from gateway.file_reading import read_file
 from gateway.profiles.knowledge_folder import PROFILES, Manifest
 
 SIGNED_MANIFEST = "manifest.jws"
-BUNDLE_BYTES = 32 * 1024 * 1024
 # The profiles of today take 4 MB.
 _PROFILE_BYTES = 64 * 1024 * 1024
 _MANIFEST_BYTES = 2 * 1024 * 1024

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.domain import Value
 from gateway.domain.facts import Event
@@ -33,6 +34,9 @@ from gateway.settings import Settings
 from gateway.store.atomic_file import sync_folder, write
 from gateway.version import __version__
 from gateway.worker_process import kill, spawn
+
+if TYPE_CHECKING:
+    from joserfc.jwk import OKPKey
 
 log = Logger("fitserve.knowledge")
 
@@ -152,21 +156,20 @@ class KnowledgeKeeper:
             problem=problem,
         )
 
-    def _trusted_keys(self) -> dict[str, object]:
+    def _trusted_keys(self) -> dict[str, OKPKey]:
         try:
             # joserfc is in an extra, and not every gateway has it.
             from gateway.profiles.knowledge_bundle import trusted_keys
         except ImportError as error:
             raise _missing_package_error(error) from None
-        return dict(trusted_keys(self._key_folders))
+        return trusted_keys(self._key_folders)
 
     def _unpack(self, content: bytes) -> tuple[Manifest, str]:
         """Write the files of the bundle into the draft. Returns its manifest and its signer."""
-        try:
-            from gateway.profiles.knowledge_bundle import read_bundle, trusted_keys
-        except ImportError as error:
-            raise _missing_package_error(error) from None
-        bundle = read_bundle(content, trusted_keys(self._key_folders))
+        keys = self._trusted_keys()
+        from gateway.profiles.knowledge_bundle import read_bundle
+
+        bundle = read_bundle(content, keys)
         manifest = bundle.manifest
         if not manifest.fits:
             raise Conflict(

@@ -20,14 +20,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway.decoding import DECODE_ERRORS
 from gateway.errors import BadRequest, FitserveError, TooLarge
 from gateway.proxy.api.endpoints import Shape
-from gateway.proxy.api.request_fields import RequestFields, UsualFields
+from gateway.proxy.api.request_fields import FIELDS, RequestFields, UsualFields
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PREFIX = f"req_{secrets.token_hex(8)}"
 _COUNT = itertools.count()
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -86,7 +85,7 @@ def read_request_fields(body: bytes | bytearray) -> RequestFields:
 def read_fields(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
     """The fields of a JSON object, each value as raw bytes. Of a repeated key the last counts.
     Raises BadRequest."""
-    fields: dict[str, msgspec.Raw] = _decode_body(body, _FIELDS)
+    fields: dict[str, msgspec.Raw] = _decode_body(body, FIELDS)
     return fields
 
 

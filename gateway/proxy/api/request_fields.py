@@ -102,14 +102,14 @@ def missing_model_error(body: bytes | bytearray = b"") -> BadRequest:
     )
 
 
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def near_field(name: str, body: bytes | bytearray) -> str:
     """The field of a JSON body that was probably meant to be this one; "": the body has the field,
     or none of a near name."""
     try:
-        fields = _FIELDS.decode(body)
+        fields = FIELDS.decode(body)
     except DECODE_ERRORS:
         return ""
     return "" if name in fields else near_name(name, fields)[:_MAX_NAME_CHARACTERS]
